@@ -1,0 +1,64 @@
+"""The `pclmix` command: arguments to calls, no logic. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from pclmix import __version__
+from pclmix.errors import PclmixError
+
+app = typer.Typer(
+    name="pclmix",
+    help="Medical image segmentation from scribbles.",
+    epilog="Start with: pclmix demo",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"pclmix {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more; -vv says everything.")] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    level = [logging.WARNING, logging.INFO, logging.DEBUG][min(verbose, 2)]
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
+
+
+# Each file below adds its commands to `app`.
+from pclmix.cli import data  # noqa: E402, F401
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message on stderr and exit code 2."""
+    try:
+        app()
+    except PclmixError as error:
+        _complain(str(error))
+    except KeyboardInterrupt:
+        _complain("interrupted", code=130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def _complain(message: str, code: int = 2) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, soft_wrap=True, highlight=False).print("error: ", style="bold red", end="")
+    print(message, file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,3 @@
+"""Commands that make, check and split datasets."""
+
+from __future__ import annotations

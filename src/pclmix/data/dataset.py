@@ -1,0 +1,195 @@
+"""A dataset on disk: nnU-Net v2 raw, with scribbles in labelsTr and, beside it, dense masks in referenceTr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pclmix.data.splits import PATIENT_PATTERN, Split
+from pclmix.data.volume import ENDINGS, Geometry, Volume, ending_of, read_image, read_labels
+from pclmix.errors import PclmixError, nearest
+from pclmix.files import read_json, write_json
+from pclmix.labels import IntArray, Labels
+
+_REQUIRED = ("channel_names", "labels", "file_ending", "numTraining")
+IMAGES, SCRIBBLES, REFERENCE, SPLITS = "imagesTr", "labelsTr", "referenceTr", "splits_final.json"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """dataset.json and the names of the cases; arrays are read when asked for.
+
+    Only evaluation and the upper-bound method may call `read_reference`.
+    """
+
+    root: Path
+    channels: tuple[str, ...]
+    labels: Labels
+    ending: str
+    cases: tuple[str, ...]
+    num_training: int
+    patient_pattern: str = PATIENT_PATTERN
+    name: str = ""
+
+    @classmethod
+    def open(cls, root: Path) -> Dataset:
+        """Read dataset.json and list the cases; nothing is verified beyond that (see `pclmix check`)."""
+        root = Path(root)
+        if not root.exists():
+            raise PclmixError(f"{root} does not exist; make a dataset with `pclmix import` or `pclmix phantom`")
+        if not root.is_dir():
+            raise PclmixError(f"{root} is a file; a dataset is a folder with dataset.json in it")
+        where = root / "dataset.json"
+        if not where.is_file():
+            raise PclmixError(
+                f"{where} does not exist, so {root} is not a dataset; "
+                "`pclmix import folder` makes one from images and scribbles"
+            )
+        content = read_json(where)
+        if not isinstance(content, dict):
+            raise PclmixError(f"{where}: a JSON object is needed")
+        for key in _REQUIRED:
+            if key not in content:
+                close = (
+                    nearest(key, set(content) - set(_REQUIRED))
+                    .replace("Did you mean", "Is it misspelt as")
+                    .replace("'?", "'?")
+                )
+                raise PclmixError(f"{where}: the key '{key}' is missing.{close}")
+        ending = content["file_ending"]
+        if ending not in ENDINGS:
+            raise PclmixError(f"{where}: file_ending {ending!r} is not known; use one of {', '.join(ENDINGS)}")
+        names = content["channel_names"]
+        if (
+            not isinstance(names, dict)
+            or sorted(names, key=str) != sorted((str(i) for i in range(len(names))), key=str)
+            or not names
+        ):
+            raise PclmixError(f'{where}: channel_names must be a table such as {{"0": "MRI"}} with keys 0, 1, ...')
+        if not isinstance(content["numTraining"], int):
+            raise PclmixError(f"{where}: numTraining must be a whole number")
+        channels = tuple(str(names[str(i)]) for i in range(len(names)))
+        labels = Labels.from_json(content["labels"], str(where))
+        pattern = str(content.get("patient_pattern", PATIENT_PATTERN))
+        return cls(
+            root,
+            channels,
+            labels,
+            ending,
+            _cases(root, ending),
+            content["numTraining"],
+            pattern,
+            str(content.get("name", root.name)),
+        )
+
+    def image_paths(self, case: str) -> list[Path]:
+        """One file a channel, or one file for all where it is an RGB picture."""
+        first = self.root / IMAGES / f"{case}_0000{self.ending}"
+        rest = [self.root / IMAGES / f"{case}_{c:04d}{self.ending}" for c in range(1, len(self.channels))]
+        if len(rest) == 2 and not any(p.exists() for p in rest) and self.ending in (".png", ".bmp", ".tif", ".tiff"):
+            return [first]
+        return [first, *rest]
+
+    def scribble_path(self, case: str) -> Path:
+        return self.root / SCRIBBLES / f"{case}{self.ending}"
+
+    def reference_path(self, case: str) -> Path:
+        return self.root / REFERENCE / f"{case}{self.ending}"
+
+    def has_reference(self, case: str) -> bool:
+        return self.reference_path(case).is_file()
+
+    def read_image(self, case: str) -> Volume:
+        """All channels of a case, (C, Z, H, W)."""
+        return read_channels(self.image_paths(case), len(self.channels))
+
+    def read_scribble(self, case: str) -> tuple[IntArray, Geometry]:
+        """Classes and IGNORE, (Z, H, W)."""
+        return self._decode(self.scribble_path(case))
+
+    def read_reference(self, case: str) -> tuple[IntArray, Geometry]:
+        """The dense mask, (Z, H, W). For evaluation and the upper-bound method only."""
+        return self._decode(self.reference_path(case))
+
+    def _decode(self, path: Path) -> tuple[IntArray, Geometry]:
+        array, geometry = read_labels(path)
+        return self.labels.decode(array, str(path)), geometry
+
+    def splits(self) -> list[Split]:
+        """The folds of splits_final.json, checked to be well formed and to name cases that exist."""
+        path = self.root / SPLITS
+        if not path.is_file():
+            raise PclmixError(f"{path} does not exist; make it with `pclmix split {self.root}`")
+        content = read_json(path)
+        if not isinstance(content, list) or not all(_is_split(s) for s in content):
+            raise PclmixError(f'{path}: a list of {{"train": [...], "val": [...]}} is needed')
+        known = set(self.cases)
+        for k, entry in enumerate(content, start=1):
+            unknown = [c for c in (*entry["train"], *entry["val"]) if c not in known]
+            if unknown:
+                raise PclmixError(
+                    f"{path}: fold {k} names case '{unknown[0]}', which is not in {IMAGES}.{nearest(unknown[0], known)}"
+                )
+        return [Split(tuple(e["train"]), tuple(e["val"])) for e in content]
+
+    def fold(self, number: int) -> Split:
+        """Fold `number`, counted from 1."""
+        splits = self.splits()
+        if not 1 <= number <= len(splits):
+            raise PclmixError(f"fold {number} does not exist: {self.root / SPLITS} has folds 1 to {len(splits)}")
+        return splits[number - 1]
+
+
+def read_channels(paths: Sequence[Path], count: int) -> Volume:
+    """Stack channel files into (C, Z, H, W); they must agree in grid and come to `count` channels."""
+    volumes = [read_image(path) for path in paths]
+    for path, volume in zip(paths[1:], volumes[1:], strict=True):
+        difference = volumes[0].geometry.same_grid(volume.geometry)
+        if difference:
+            raise PclmixError(f"{paths[0]} and {path}: {difference}")
+    array = np.concatenate([v.array for v in volumes]) if len(volumes) > 1 else volumes[0].array
+    if array.shape[0] == 3 and count == 1 and bool((array == array[:1]).all()):
+        array = array[:1]  # a grey picture saved as RGB
+    if array.shape[0] != count:
+        raise PclmixError(f"{paths[0]}: {array.shape[0]} channels found, {count} needed")
+    return Volume(array, volumes[0].geometry)
+
+
+def write_dataset_json(
+    root: Path, *, channels: Sequence[str], labels: Labels, ending: str, cases: int, **extra: Any
+) -> None:
+    """Write dataset.json as nnU-Net v2 reads it."""
+    content = {
+        "channel_names": {str(i): name for i, name in enumerate(channels)},
+        "labels": labels.to_json(),
+        "numTraining": cases,
+        "file_ending": ending,
+        **extra,
+    }
+    write_json(Path(root) / "dataset.json", content)
+
+
+def write_splits(root: Path, splits: Sequence[Split]) -> None:
+    write_json(Path(root) / SPLITS, [{"train": list(s.train), "val": list(s.test)} for s in splits])
+
+
+def _is_split(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(
+        isinstance(entry.get(k), list) and all(isinstance(c, str) for c in entry[k]) for k in ("train", "val")
+    )
+
+
+def _cases(root: Path, ending: str) -> tuple[str, ...]:
+    """Every name found in imagesTr or labelsTr, so that `check` can say which half is missing."""
+    found = set()
+    for path in (root / IMAGES).glob(f"*{ending}"):
+        if ending_of(path) == ending:
+            found.add(path.name[: -len(ending)].rpartition("_")[0])
+    for path in (root / SCRIBBLES).glob(f"*{ending}"):
+        if ending_of(path) == ending:
+            found.add(path.name[: -len(ending)])
+    return tuple(sorted(found - {""}))

@@ -1,0 +1,16 @@
+"""What a user is told when something of theirs is wrong: one message, the way out, exit code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PclmixError(Exception):
+    """A user's mistake. The text names the file or key, what is wrong with it, and what to do next."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as ` Did you mean 'labels'?`, or the empty string when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,97 @@
+"""Writing that either happens or does not: temporary names beside the target, then one rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pclmix.errors import PclmixError
+
+
+@contextmanager
+def atomic_path(target: Path) -> Iterator[Path]:
+    """Give a temporary path with the target's endings; on success it is synced and becomes the target."""
+    target = Path(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(
+            prefix=f".{target.name.split('.')[0]}-", suffix="".join(target.suffixes), dir=target.parent
+        )
+        os.close(handle)
+    except OSError as error:
+        raise PclmixError(f"cannot write {target}: {error.strerror}; choose a folder you may write to") from error
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise PclmixError(
+            f"cannot write {target}: {error.strerror or error}; the old file, if any, is untouched"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Give an empty temporary folder beside the target that becomes the target on success.
+
+    An existing target is refused unless it is an empty folder or `overwrite` is set.
+    """
+    target = Path(target)
+    refuse_existing(target, overwrite=overwrite)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        temporary.chmod(0o777 & ~_umask())
+    except OSError as error:
+        raise PclmixError(f"cannot write {target}: {error.strerror}; choose a folder you may write to") from error
+    try:
+        yield temporary
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise PclmixError(f"cannot write {target}: {error.strerror or error}; nothing was left behind") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_existing(target: Path, *, overwrite: bool = False) -> None:
+    """Refuse to write over something that is there, unless told to."""
+    target = Path(target)
+    if target.exists() and not overwrite and not (target.is_dir() and not any(target.iterdir())):
+        raise PclmixError(f"{target} exists already; choose another name or remove it first")
+    if overwrite and target.is_file():
+        raise PclmixError(f"{target} is a file where a folder is to be written; choose another name")
+
+
+def write_json(path: Path, content: Any) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PclmixError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise PclmixError(f"{path} is not valid JSON: {error}") from error
+    except OSError as error:
+        raise PclmixError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

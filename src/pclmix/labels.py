@@ -1,0 +1,121 @@
+"""Class names, colours and the ignore label: the one place that knows them.
+
+In files the ignore label is the highest label of dataset.json, as nnU-Net wants it. In memory it is IGNORE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pclmix.errors import PclmixError, nearest
+
+#: Nothing was drawn here. Negative, so that `label >= 0` reads "scribbled" and no class can collide with it.
+IGNORE = -1
+
+#: Background first; distinct on a grey image and for colour-blind readers (after Okabe and Ito).
+COLOURS = ("#000000", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#999999")
+
+IntArray = npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The classes of a dataset: `names[k]` is class k, background first; `ignore` is the value in files."""
+
+    names: tuple[str, ...]
+    ignore: int | None
+
+    def __post_init__(self) -> None:
+        if len(self.names) < 2:
+            raise PclmixError("labels need the background and at least one class")
+
+    @property
+    def count(self) -> int:
+        """K, the number of classes, background included and ignore not."""
+        return len(self.names)
+
+    @property
+    def foreground(self) -> tuple[str, ...]:
+        return self.names[1:]
+
+    @classmethod
+    def generic(cls, count: int) -> Labels:
+        """Names "1", "2", ... for a bare folder of masks with `count` classes."""
+        return cls(("background", *(str(k) for k in range(1, count))), None)
+
+    @classmethod
+    def from_json(cls, table: Any, where: str) -> Labels:
+        """Read the `labels` table of dataset.json, `where` being the file's name for messages."""
+        if not isinstance(table, dict) or not table:
+            raise PclmixError(f'{where}: \'labels\' must be a table such as {{"background": 0, "RV": 1, "ignore": 2}}')
+        for name, value in table.items():
+            if isinstance(value, list):
+                raise PclmixError(
+                    f"{where}: label '{name}' is a region (a list); regions are not supported, "
+                    "give each class one number"
+                )
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise PclmixError(f"{where}: label '{name}' has the value {value!r}; it must be a whole number")
+        if len(set(table.values())) != len(table):
+            raise PclmixError(f"{where}: two labels share one value in {table}")
+        if "background" not in table or table["background"] != 0:
+            hint = "" if "background" in table else nearest("background", table)
+            raise PclmixError(f"{where}: labels must name 'background' with the value 0.{hint}")
+        ignore = table.get("ignore")
+        classes = sorted((v, n) for n, v in table.items() if n != "ignore")
+        if [v for v, _ in classes] != list(range(len(classes))):
+            raise PclmixError(
+                f"{where}: label values must be 0, 1, 2, ... without a gap, found {[v for v, _ in classes]}"
+            )
+        if ignore is not None and ignore != len(classes):
+            raise PclmixError(f"{where}: 'ignore' must be the highest label, {len(classes)}, not {ignore}")
+        return cls(tuple(n for _, n in classes), ignore)
+
+    def to_json(self) -> dict[str, int]:
+        table = {name: k for k, name in enumerate(self.names)}
+        if self.ignore is not None:
+            table["ignore"] = self.ignore
+        return table
+
+    def decode(self, array: npt.NDArray[Any], where: str) -> IntArray:
+        """File values to classes and IGNORE; a value that dataset.json does not know is refused."""
+        found = np.unique(array)
+        allowed = self.count if self.ignore is None else self.count + 1
+        bad = [int(v) for v in found if not 0 <= v < allowed]
+        if bad:
+            shown = ", ".join(str(v) for v in bad[:5])
+            raise PclmixError(
+                f"{where}: label values {shown} are not in dataset.json (0 to {allowed - 1}); "
+                "correct the file or add the class to 'labels'"
+            )
+        out = array.astype(np.int16)
+        if self.ignore is not None:
+            out[out == self.ignore] = IGNORE
+        return out
+
+    def encode(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Classes and IGNORE to the values of a file, in the smallest unsigned type that holds them."""
+        top = self.count - 1 if self.ignore is None else self.ignore
+        if self.ignore is None and bool((array == IGNORE).any()):
+            raise PclmixError("these labels have no 'ignore' value, but the map has pixels that are not annotated")
+        out = np.where(array == IGNORE, self.ignore if self.ignore is not None else 0, array)
+        return out.astype(np.uint8 if top < 256 else np.uint16)
+
+    def colours(self) -> tuple[str, ...]:
+        return tuple(palette(self.count))
+
+
+def palette(count: int) -> Sequence[str]:
+    """`count` colours as #rrggbb, background first; beyond the table, hues evenly turned by the golden angle."""
+    import colorsys
+
+    extra = []
+    for k in range(len(COLOURS), count):
+        r, g, b = colorsys.hsv_to_rgb((k * 0.381966) % 1.0, 0.65, 0.9)
+        extra.append(f"#{round(r * 255):02x}{round(g * 255):02x}{round(b * 255):02x}")
+    return [*COLOURS, *extra][:count]
