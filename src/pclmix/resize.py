@@ -25,7 +25,7 @@ def linear_matrix(source: int, target: int) -> npt.NDArray[np.float32]:
     centres = (np.arange(target) + 0.5) * scale - 0.5
     distance = np.abs(np.arange(source)[None, :] - centres[:, None]) / width
     weights = np.clip(1.0 - distance, 0.0, None)
-    matrix = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    matrix: npt.NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
     matrix.setflags(write=False)
     return matrix
 
@@ -45,7 +45,8 @@ def resize_linear(array: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray
     array = array.astype(np.float32, copy=False)
     if (h, w) == tuple(size):
         return array
-    return np.matmul(np.matmul(linear_matrix(h, size[0]), array), linear_matrix(w, size[1]).T)
+    resized: npt.NDArray[np.float32] = linear_matrix(h, size[0]) @ array @ linear_matrix(w, size[1]).T
+    return resized
 
 
 def resize_nearest(array: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
