@@ -1,0 +1,100 @@
+"""Encoder Fe: MONAI's ResNet, cut before its pooling, giving a feature at each of five strides.
+
+Module names are torchvision's (`conv1`, `layer1.0.conv2`, `layer2.0.downsample.0`, ...), so public weights fit by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from pclmix.errors import PclmixError
+from pclmix.registry import Registry
+
+WIDTHS = (64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Which block a ResNet is made of, and how many of them each layer has."""
+
+    block: str
+    layers: tuple[int, int, int, int]
+    expansion: int
+
+
+DEPTHS: Registry[Depth] = Registry("encoder")
+DEPTHS.register("resnet18")(Depth("basic", (2, 2, 2, 2), 1))
+DEPTHS.register("resnet34")(Depth("basic", (3, 4, 6, 3), 1))
+DEPTHS.register("resnet50")(Depth("bottleneck", (3, 4, 6, 3), 4))
+
+
+class Encoder(nn.Module):
+    """What a decoder may rely on: features finest first, with these channels at these strides."""
+
+    channels: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class ResNetEncoder(Encoder):
+    """ResNet-18, -34 or -50: image (B, C, H, W) to features at strides 2, 4, 8, 16, 32.
+
+    Channels are 64, 256, 512, 1024, 2048 for resnet50 and 64, 64, 128, 256, 512 for the two smaller ones.
+    `stride_in_1x1` moves the stride of layers 2 to 4 from the 3x3 to the first 1x1 convolution (some public weights
+    were trained so); only resnet50 has that convolution. The layout of the weights is the same, the features are not.
+    """
+
+    strides = (2, 4, 8, 16, 32)
+
+    def __init__(self, name: str, in_channels: int, stride_in_1x1: bool = False) -> None:
+        super().__init__()
+        depth = DEPTHS.find(name)
+        if stride_in_1x1 and depth.block != "bottleneck":
+            raise PclmixError(f"encoder.stride_in_1x1=true needs resnet50: {name} has no 1x1 convolution to stride")
+        # Imported here: MONAI takes seconds to import, and nothing else of the package needs it.
+        from monai.networks.nets.resnet import ResNet
+
+        self.name = name
+        self.stride_in_1x1 = stride_in_1x1
+        self.channels = (WIDTHS[0], *(width * depth.expansion for width in WIDTHS))
+        # MONAI's own resnet18 and resnet34 pad the shortcut with zeros; shortcut "B" is the convolution of torchvision.
+        body = ResNet(
+            block=depth.block,
+            layers=list(depth.layers),
+            block_inplanes=list(WIDTHS),
+            spatial_dims=2,
+            n_input_channels=in_channels,
+            conv1_t_stride=2,
+            shortcut_type="B",
+            bias_downsample=False,
+            feed_forward=False,
+        )
+        self.conv1: nn.Conv2d = body.conv1
+        self.bn1: nn.BatchNorm2d = body.bn1
+        self.act: nn.Module = body.act
+        self.maxpool: nn.Module = body.maxpool
+        self.layer1: nn.Sequential = body.layer1
+        self.layer2: nn.Sequential = body.layer2
+        self.layer3: nn.Sequential = body.layer3
+        self.layer4: nn.Sequential = body.layer4
+        if stride_in_1x1:
+            _stride_in_first_convolution([self.layer2, self.layer3, self.layer4])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        x = self.act(self.bn1(self.conv1(x)))
+        features = [x]
+        x = self.maxpool(x)
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = layer(x)
+            features.append(x)
+        return features
+
+
+def _stride_in_first_convolution(layers: Sequence[nn.Sequential]) -> None:
+    for layer in layers:
+        conv1, conv2 = layer[0].get_submodule("conv1"), layer[0].get_submodule("conv2")
+        assert isinstance(conv1, nn.Conv2d)
+        assert isinstance(conv2, nn.Conv2d)
+        conv1.stride, conv2.stride = conv2.stride, conv1.stride

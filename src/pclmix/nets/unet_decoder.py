@@ -1,0 +1,65 @@
+"""CNN decoder Fc: a U-Net decoder on the features of a ResNet encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTHS = (256, 128, 64, 32, 16)
+
+
+def conv_bn_relu(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class Stage(nn.Module):
+    """Upsample x2, concatenate the skip where there is one, two conv-BN-ReLU.
+
+    Upsampling repeats pixels: the convolutions that follow smooth it, and its backward is a sum of four neighbours,
+    whereas the backward of bilinear upsampling on a GPU adds with atomics, slowly and in no fixed order.
+    """
+
+    def __init__(self, inputs: int, skip: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1 = conv_bn_relu(inputs + skip, outputs)
+        self.conv2 = conv_bn_relu(outputs, outputs)
+
+    def forward(self, x: Tensor, skip: Tensor | None) -> Tensor:
+        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+        if skip is not None:
+            x = torch.cat([x, skip], dim=1)
+        y: Tensor = self.conv2(self.conv1(x))
+        return y
+
+
+class UNetDecoder(nn.Module):
+    """Features at strides 2, 4, 8, 16, 32 to logits (B, K, H, W); widths 256, 128, 64, 32, 16, then a 3x3 head.
+
+    `channels` are the encoder's, finest first. The last stage reaches stride 1, where the encoder has no skip to give.
+    """
+
+    def __init__(self, channels: Sequence[int], classes: int) -> None:
+        super().__init__()
+        *skips, deepest = channels
+        inputs = [deepest, *WIDTHS[:-1]]
+        self.stages = nn.ModuleList(
+            Stage(a, b, c) for a, b, c in zip(inputs, [*reversed(skips), 0], WIDTHS, strict=True)
+        )
+        self.head = nn.Conv2d(WIDTHS[-1], classes, 3, padding=1)
+        for module in self.stages.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_uniform_(module.weight, mode="fan_in", nonlinearity="relu")
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        *skips, x = features
+        for stage, skip in zip(self.stages, [*reversed(skips), None], strict=True):
+            x = stage(x, skip)
+        logits: Tensor = self.head(x)
+        return logits
