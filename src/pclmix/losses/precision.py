@@ -1,0 +1,16 @@
+"""Losses are computed in float32 whatever the network computes in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def full(x: Tensor) -> Tensor:
+    """bfloat16 and float16 to float32; float32 and float64 as they are."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def no_autocast(like: Tensor) -> torch.autocast:
+    """A block in which matrix products stay in the type of their operands, on the device of `like`."""
+    return torch.autocast(like.device.type, enabled=False)
