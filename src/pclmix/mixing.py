@@ -212,11 +212,12 @@ def rectangles(image: Tensor, area: float, generator: torch.Generator) -> Tensor
     left = torch.minimum((left * (width - w + 1)).floor(), width - w)
     y = torch.arange(height, device=device).view(1, 1, -1, 1)
     x = torch.arange(width, device=device).view(1, 1, 1, -1)
-    return (y >= top) & (y < top + h) & (x >= left) & (x < left + w)
+    inside: Tensor = (y >= top) & (y < top + h) & (x >= left) & (x < left + w)
+    return inside
 
 
 def local_contrast(image: Tensor) -> Tensor:
-    """The length of the gradient, by differences between neighbours, summed over channels: (B, C, H, W) -> (B, H, W)."""
+    """The length of the gradient by differences, summed over channels: (B, C, H, W) -> (B, H, W)."""
     image = image.detach().float()
     down = F.pad(image[:, :, 1:] - image[:, :, :-1], (0, 0, 0, 1))
     right = F.pad(image[:, :, :, 1:] - image[:, :, :, :-1], (0, 1))
