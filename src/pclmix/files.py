@@ -69,7 +69,11 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 def refuse_existing(target: Path, *, overwrite: bool = False) -> None:
     """Refuse to write over something that is there, unless told to."""
     target = Path(target)
-    if target.exists() and not overwrite and not (target.is_dir() and not any(target.iterdir())):
+    try:
+        taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
+    except OSError as error:
+        raise PclmixError(f"cannot write {target}: {error.strerror}; choose a folder you may write to") from error
+    if taken and not overwrite:
         raise PclmixError(f"{target} exists already; choose another name or remove it first")
     if overwrite and target.is_file():
         raise PclmixError(f"{target} is a file where a folder is to be written; choose another name")

@@ -84,10 +84,9 @@ class Labels:
 
     def decode(self, array: npt.NDArray[Any], where: str) -> IntArray:
         """File values to classes and IGNORE; a value that dataset.json does not know is refused."""
-        found = np.unique(array)
         allowed = self.count if self.ignore is None else self.count + 1
-        bad = [int(v) for v in found if not 0 <= v < allowed]
-        if bad:
+        if array.size and (array.min() < 0 or array.max() >= allowed):
+            bad = [int(v) for v in np.unique(array) if not 0 <= v < allowed]
             shown = ", ".join(str(v) for v in bad[:5])
             raise PclmixError(
                 f"{where}: label values {shown} are not in dataset.json (0 to {allowed - 1}); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from pclmix.data.splits import PATIENT_PATTERN, Split
+from pclmix.data.splits import PATIENT_PATTERN, Split, default_splits
 from pclmix.data.volume import ENDINGS, Geometry, Volume, ending_of, read_image, read_labels
 from pclmix.errors import PclmixError, nearest
 from pclmix.files import read_json, write_json
 from pclmix.labels import IntArray, Labels
 
 _REQUIRED = ("channel_names", "labels", "file_ending", "numTraining")
+_CHANNEL = re.compile(r"^(?P<case>.+)_\d{4}$")
 IMAGES, SCRIBBLES, REFERENCE, SPLITS = "imagesTr", "labelsTr", "referenceTr", "splits_final.json"
 
 
@@ -75,6 +77,10 @@ class Dataset:
         channels = tuple(str(names[str(i)]) for i in range(len(names)))
         labels = Labels.from_json(content["labels"], str(where))
         pattern = str(content.get("patient_pattern", PATIENT_PATTERN))
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise PclmixError(f"{where}: patient_pattern {pattern!r} is not a regular expression: {error}") from error
         return cls(
             root,
             channels,
@@ -120,10 +126,13 @@ class Dataset:
         return self.labels.decode(array, str(path)), geometry
 
     def splits(self) -> list[Split]:
-        """The folds of splits_final.json, checked to be well formed and to name cases that exist."""
+        """The folds of splits_final.json, checked to be well formed and to name cases that exist.
+
+        A dataset made for nnU-Net may come without the file: then the folds are those `default_splits` would write.
+        """
         path = self.root / SPLITS
-        if not path.is_file():
-            raise PclmixError(f"{path} does not exist; make it with `pclmix split {self.root}`")
+        if not path.exists():
+            return default_splits(self.cases, self.patient_pattern) if self.cases else []
         content = read_json(path)
         if not isinstance(content, list) or not all(_is_split(s) for s in content):
             raise PclmixError(f'{path}: a list of {{"train": [...], "val": [...]}} is needed')
@@ -186,10 +195,11 @@ def _is_split(entry: Any) -> bool:
 def _cases(root: Path, ending: str) -> tuple[str, ...]:
     """Every name found in imagesTr or labelsTr, so that `check` can say which half is missing."""
     found = set()
-    for path in (root / IMAGES).glob(f"*{ending}"):
-        if ending_of(path) == ending:
-            found.add(path.name[: -len(ending)].rpartition("_")[0])
-    for path in (root / SCRIBBLES).glob(f"*{ending}"):
+    for path in (root / IMAGES).glob(f"[!.]*{ending}"):  # a name with a dot in front is hidden, not a case
+        match = _CHANNEL.match(path.name[: -len(ending)])
+        if ending_of(path) == ending and match:
+            found.add(match.group("case"))
+    for path in (root / SCRIBBLES).glob(f"[!.]*{ending}"):
         if ending_of(path) == ending:
             found.add(path.name[: -len(ending)])
-    return tuple(sorted(found - {""}))
+    return tuple(sorted(found))

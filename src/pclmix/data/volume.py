@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
-from nibabel.filebasedimages import ImageFileError
 
 from pclmix.errors import PclmixError
 from pclmix.files import atomic_path
@@ -137,6 +137,11 @@ def write_map(path: Path, array: Array, like: Geometry, description: str = "") -
     _write(Path(path), np.ascontiguousarray(array.astype(np.float32)), like, description)
 
 
+def write_image(path: Path, array: Array, like: Geometry, description: str = "") -> None:
+    """Write one channel (Z, H, W) over the grid of `like`, values and type unchanged."""
+    _write(Path(path), np.ascontiguousarray(array), like, description)
+
+
 def _read(path: Path) -> tuple[Array, Geometry]:
     """(C, Z, H, W) and geometry, with one message for every way a file can be bad."""
     if not path.exists():
@@ -152,7 +157,9 @@ def _read(path: Path) -> tuple[Array, Geometry]:
         raise
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise PclmixError(f"{path} is truncated or damaged ({error}); copy it again from its source") from error
-    except (ImageFileError, OSError, ValueError, SyntaxError, KeyError) as error:
+    except PermissionError as error:
+        raise PclmixError(f"{path} cannot be read: {error.strerror}; ask for the right to read it") from error
+    except Exception as error:  # a damaged file can make the libraries below raise anything at all
         raise PclmixError(f"{path} cannot be read as {ending}: {error}; copy it again from its source") from error
     if array.size == 0:
         raise PclmixError(f"{path} is empty: its shape is {array.shape[1:]} (Z, H, W)")
@@ -160,9 +167,7 @@ def _read(path: Path) -> tuple[Array, Geometry]:
 
 
 def _read_nifti(path: Path) -> tuple[Array, Geometry]:
-    image = nib.load(path)
-    if not isinstance(image, nib.Nifti1Image | nib.Nifti1Pair):
-        raise PclmixError(f"{path} is not a NIfTI file")
+    image = _load_nifti(path)
     shape = tuple(int(n) for n in image.shape)
     if len(shape) > 3 and any(n != 1 for n in shape[3:]):
         raise PclmixError(
@@ -179,6 +184,17 @@ def _read_nifti(path: Path) -> tuple[Array, Geometry]:
         z = 1.0
     array = np.ascontiguousarray(data.transpose(2, 1, 0))[None]
     return array, Geometry((array.shape[1], array.shape[2], array.shape[3]), (z, y, x), header)
+
+
+def _load_nifti(path: Path) -> Any:
+    """NIfTI 1 or 2. A .gz is read to its end, so that its checksum is verified: nibabel stops before that."""
+    content = path.read_bytes()
+    if path.name.lower().endswith(".gz"):
+        content = gzip.decompress(content)
+    if not content:
+        raise PclmixError(f"{path} is an empty file; copy it again from its source")
+    second = struct.pack("<i", 540), struct.pack(">i", 540)
+    return (nib.Nifti2Image if content[:4] in second else nib.Nifti1Image).from_bytes(content)
 
 
 def _read_plain(path: Path, ending: str) -> tuple[Array, Geometry]:
@@ -252,7 +268,7 @@ def _write(path: Path, array: Array, like: Geometry, description: str) -> None:
 def _nifti(array: Array, like: Geometry, description: str) -> Any:
     data = array.transpose(2, 1, 0)
     if like.header is None:
-        image = nib.Nifti1Image(data, np.diag([*like.spacing[::-1], 1.0]))
+        image = nib.Nifti1Image(data, np.diag([*like.spacing[::-1], 1.0]), dtype=data.dtype)
         image.header.set_xyzt_units("mm")
     else:
         header = like.header.copy()

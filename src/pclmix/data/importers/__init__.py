@@ -1,0 +1,6 @@
+"""Other people's layouts in: one file for each, found by name in IMPORTERS."""
+
+from pclmix.data.importers import acdc, folder, wsl4mis
+from pclmix.data.importers.base import IMPORTERS, Options, import_dataset
+
+__all__ = ["IMPORTERS", "Options", "acdc", "folder", "import_dataset", "wsl4mis"]

@@ -1,0 +1,202 @@
+"""What importers share: options, a plan of what to write, and copying a case without changing it."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pclmix.data.dataset import (
+    IMAGES,
+    REFERENCE,
+    SCRIBBLES,
+    Dataset,
+    read_channels,
+    write_dataset_json,
+    write_splits,
+)
+from pclmix.data.splits import default_splits
+from pclmix.data.volume import Geometry, ending_of, read_labels, write_image, write_labels
+from pclmix.errors import PclmixError
+from pclmix.files import atomic_folder, refuse_existing, write_json
+from pclmix.labels import Labels
+from pclmix.progress import in_threads
+from pclmix.registry import Registry
+
+#: File value to the value in the dataset (a class, or the ignore label).
+Values = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `pclmix import` was given beside source and target; None and empty mean "not given"."""
+
+    scribbles: Path | None = None
+    masks: Path | None = None
+    nifti: Path | None = None
+    classes: tuple[str, ...] = ()
+    ignore: int | None = None
+
+    def only(self, kind: str, *allowed: str) -> None:
+        """Refuse options that this kind of import would not look at."""
+        for field in fields(self):
+            if field.name not in allowed and getattr(self, field.name) not in (None, ()):
+                known = ", ".join(f"--{name}" for name in allowed)
+                raise PclmixError(f"--{field.name} has no meaning for `pclmix import {kind}`; it takes {known}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be written: the contents of dataset.json, the cases, and how one case is written to a folder."""
+
+    channels: tuple[str, ...]
+    labels: Labels
+    ending: str
+    cases: tuple[str, ...]
+    write: Callable[[str, Path], None]
+    notes: tuple[str, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of one case: one image a channel, scribble, and a dense mask where there is one."""
+
+    images: tuple[Path, ...]
+    scribble: Path
+    mask: Path | None = None
+
+
+IMPORTERS: Registry[Callable[[Path, Options], Plan]] = Registry("import kind")
+
+
+def import_dataset(
+    kind: str, source: Path, target: Path, options: Options | None = None, *, show: bool = False
+) -> tuple[Dataset, tuple[str, ...]]:
+    """Write `target` from `source`; every file is read on the way. Returns the dataset and remarks for the user."""
+    plan_for = IMPORTERS.find(kind)
+    source, target = Path(source), Path(target)
+    refuse_existing(target)
+    need_folder(source)
+    plan = plan_for(source, options or Options())
+    with atomic_folder(target) as folder:
+        for name in (IMAGES, SCRIBBLES):
+            (folder / name).mkdir()
+        in_threads(lambda case: plan.write(case, folder), plan.cases, "importing", show=show)
+        extra = {"name": plan.name} if plan.name else {}
+        write_dataset_json(
+            folder, channels=plan.channels, labels=plan.labels, ending=plan.ending, cases=len(plan.cases), **extra
+        )
+        write_splits(folder, default_splits(plan.cases))
+    return Dataset.open(target), plan.notes
+
+
+def need_folder(path: Path) -> None:
+    if not path.exists():
+        raise PclmixError(f"{path} does not exist")
+    if not path.is_dir():
+        raise PclmixError(f"{path} is a file, a folder is needed")
+
+
+def copy_case(
+    case: str,
+    sources: Sources,
+    folder: Path,
+    *,
+    ending: str,
+    channels: int,
+    scribble_values: Values,
+    mask_values: Values,
+) -> None:
+    """Copy one case into the layout: bytes are kept unless the ending or the label values must change."""
+    volume = read_channels(sources.images, channels)
+    if len(sources.images) == 1 and channels == 1 and ending in (".png", ".bmp", ".tif", ".tiff"):
+        _copy_plain_image(sources.images[0], folder / IMAGES / f"{case}_0000{ending}", volume.array[0], volume.geometry)
+    else:
+        for c, path in enumerate(sources.images):
+            copy_bytes(path, folder / IMAGES / f"{case}_{c:04d}{ending}")
+    _copy_sidecar(folder / IMAGES / f"{case}.json", ending, volume.geometry)
+    copy_labels(sources.scribble, folder / SCRIBBLES / f"{case}{ending}", scribble_values, volume.geometry)
+    if sources.mask is not None:
+        copy_labels(sources.mask, folder / REFERENCE / f"{case}{ending}", mask_values, volume.geometry)
+
+
+def copy_bytes(source: Path, target: Path) -> None:
+    """The same bytes; between .nii and .nii.gz the same bytes inside."""
+    before, after = ending_of(source), ending_of(target)
+    if before == after or {before, after} <= {".tif", ".tiff"}:
+        shutil.copyfile(source, target)
+    elif (before, after) == (".nii", ".nii.gz"):
+        target.write_bytes(gzip.compress(source.read_bytes(), compresslevel=6, mtime=0))
+    elif (before, after) == (".nii.gz", ".nii"):
+        target.write_bytes(gzip.decompress(source.read_bytes()))
+    else:
+        raise PclmixError(f"{source}: all images of a dataset need one ending, here {after}; convert it first")
+
+
+def copy_labels(source: Path, target: Path, values: Values, image: Geometry) -> None:
+    """Copy a label map that lies on the image's grid, its values translated; the file as it is where it can be."""
+    target.parent.mkdir(exist_ok=True)
+    array, geometry = read_labels(source)
+    # A picture file without a spacing of its own only has a shape to compare.
+    bare = geometry.header is None and geometry.spacing == (1.0, 1.0, 1.0)
+    difference = image.same_grid(Geometry(geometry.shape, image.spacing) if bare else geometry)
+    if difference:
+        raise PclmixError(f"{source} does not fit its image: {difference}; write it again over the image's grid")
+    translated = translate(array, values, str(source))
+    nifti = geometry.header is not None and ending_of(target).startswith(".nii")
+    whole = nifti and geometry.header.get_data_dtype().kind in "iu" and _has_no_slope(geometry)
+    if whole and np.array_equal(translated, array):
+        copy_bytes(source, target)
+        return
+    write_labels(target, translated, geometry if nifti else image)
+    _copy_sidecar(target.with_name(target.name[: -len(ending_of(target))] + ".json"), ending_of(target), image)
+
+
+def translate(array: npt.NDArray[np.int64], values: Values, where: str) -> npt.NDArray[np.int64]:
+    """Look every value up in `values`; a value that is not in it is refused."""
+    bottom, top = min(values), max(values)
+    table = np.full(top - bottom + 1, -1, dtype=np.int64)
+    table[np.array(list(values)) - bottom] = list(values.values())
+    if bottom <= array.min() and array.max() <= top:
+        out = table[array - bottom]
+        if out.min() >= 0:
+            return out
+    unknown = sorted(set(np.unique(array).tolist()) - set(values))
+    raise PclmixError(
+        f"{where}: label values {listed(unknown)} are not expected; known are {listed(sorted(values))}. "
+        "Correct the file, or say what the values mean (--classes, --ignore of `pclmix import folder`)"
+    )
+
+
+def listed(items: Iterable[object], most: int = 5) -> str:
+    """`a, b, c` and, when there are more, how many."""
+    everything = [str(item) for item in items]
+    more = f" and {len(everything) - most} more" if len(everything) > most else ""
+    return ", ".join(everything[:most]) + more
+
+
+def _has_no_slope(geometry: Geometry) -> bool:
+    slope, inter = geometry.header.get_slope_inter()
+    return slope in (None, 1.0) and inter in (None, 0.0)
+
+
+def _copy_plain_image(source: Path, target: Path, plane: npt.NDArray[np.generic], geometry: Geometry) -> None:
+    """A grey picture saved as RGB becomes one plane, which is what nnU-Net expects of one channel."""
+    from pclmix.data.volume import read_image
+
+    if read_image(source).array.shape[0] == 3:
+        write_image(target, plane, geometry)
+    else:
+        copy_bytes(source, target)
+
+
+def _copy_sidecar(target: Path, ending: str, geometry: Geometry) -> None:
+    """TIFF has its spacing in NAME.json, as nnU-Net wants it."""
+    if ending in (".tif", ".tiff"):
+        write_json(target, {"spacing": list(geometry.spacing)})

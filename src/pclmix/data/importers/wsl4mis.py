@@ -1,0 +1,107 @@
+"""WSL4MIS: HDF5 volumes (ACDC_training_volumes/CASE.h5) with image, scribble and label as (Z, H, W)."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES
+from pclmix.data.importers.acdc import LABELS
+from pclmix.data.importers.base import IMPORTERS, Options, Plan, listed, need_folder, translate
+from pclmix.data.volume import Array, Geometry, read_image, stem_of, write_image, write_labels
+from pclmix.errors import PclmixError
+
+ENDING = ".nii.gz"
+_SLICE = re.compile(r"_slice_\d+$")
+
+
+@IMPORTERS.register("wsl4mis")
+def plan(source: Path, options: Options) -> Plan:
+    """Every volume below `source` (files of single slices are passed over); spacing from --nifti, else 1 mm."""
+    options.only("wsl4mis", "nifti", "ignore")
+    volumes: dict[str, Path] = {}
+    for path in sorted(source.rglob("*.h5")):
+        if not _SLICE.search(path.stem) and volumes.setdefault(path.stem, path) != path:
+            raise PclmixError(f"{volumes[path.stem]} and {path} are the same case twice; import one folder alone")
+    if not volumes:
+        raise PclmixError(f"{source} holds no HDF5 volumes; give the folder ACDC_training_volumes")
+    originals = _originals(options.nifti) if options.nifti is not None else {}
+    if options.nifti is not None:
+        missing = sorted(set(volumes) - set(originals))
+        if missing:
+            raise PclmixError(
+                f"{options.nifti} has no original for {listed(missing)}; leave --nifti out or complete it"
+            )
+        notes: tuple[str, ...] = ()
+    else:
+        notes = ("these files hold no spacing: 1 mm is written. Give the original NIfTI files with --nifti to keep it",)
+    values = {k: k for k in range(LABELS.count)}
+    ignore = 4 if options.ignore is None else options.ignore
+    write = partial(_write, volumes, originals, {**values, ignore: 4}, values)
+    return Plan(("MRI",), LABELS, ENDING, tuple(volumes), write, notes, "ACDC")
+
+
+def _originals(folder: Path) -> dict[str, Path]:
+    need_folder(folder)
+    return {stem_of(path): path for path in sorted([*folder.rglob("*.nii"), *folder.rglob("*.nii.gz")])}
+
+
+def _write(
+    volumes: dict[str, Path],
+    originals: dict[str, Path],
+    scribble: dict[int, int],
+    mask: dict[int, int],
+    case: str,
+    folder: Path,
+) -> None:
+    path = volumes[case]
+    arrays = read_volume(path)
+    shape = arrays["image"].shape
+    grid = (int(shape[0]), int(shape[1]), int(shape[2]))
+    geometry = Geometry(grid, (1.0, 1.0, 1.0))
+    if case in originals:
+        geometry = read_image(originals[case]).geometry
+        if geometry.shape != grid:
+            raise PclmixError(f"{path} is {grid} (Z, H, W) but its original {originals[case]} is {geometry.shape}")
+    write_image(folder / IMAGES / f"{case}_0000{ENDING}", arrays["image"], geometry)
+    write_labels(
+        folder / SCRIBBLES / f"{case}{ENDING}", translate(arrays["scribble"], scribble, f"{path}: scribble"), geometry
+    )
+    if "label" in arrays:
+        write_labels(
+            folder / REFERENCE / f"{case}{ENDING}", translate(arrays["label"], mask, f"{path}: label"), geometry
+        )
+
+
+def read_volume(path: Path) -> dict[str, Array]:
+    """image in its own type, scribble and (where it is there) label as whole numbers, all (Z, H, W)."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            arrays: dict[str, Any] = {
+                name: np.asarray(file[name]) for name in ("image", "scribble", "label") if name in file
+            }
+    except Exception as error:  # a damaged file can make HDF5 raise anything at all
+        raise PclmixError(f"{path} cannot be read as HDF5: {error}; copy it again from its source") from error
+    for name in ("image", "scribble"):
+        if name not in arrays:
+            raise PclmixError(f"{path}: '{name}' is missing; the importer needs volumes with image and scribble")
+    image = arrays["image"]
+    if image.ndim != 3 or image.size == 0:
+        raise PclmixError(f"{path}: image has the shape {image.shape}; (Z, H, W) is needed")
+    if not np.isfinite(image).all():
+        raise PclmixError(f"{path}: the image has voxels that are NaN or infinite; repair it before using it")
+    if image.dtype == np.float16:  # NIfTI has no such type; float32 holds every value of it
+        arrays["image"] = image.astype(np.float32)
+    for name in arrays.keys() - {"image"}:
+        if arrays[name].shape != image.shape:
+            raise PclmixError(f"{path}: {name} is {arrays[name].shape} but image is {image.shape} (Z, H, W)")
+        if not np.isfinite(arrays[name]).all() or not (arrays[name] == np.round(arrays[name])).all():
+            raise PclmixError(f"{path}: {name} must hold whole numbers; this one holds fractions")
+        arrays[name] = arrays[name].astype(np.int64)
+    return arrays
