@@ -1,0 +1,164 @@
+"""Which prediction belongs to which reference, and the scores of one such pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pclmix.data.components import largest_component
+from pclmix.data.dataset import REFERENCE, SPLITS, Dataset
+from pclmix.data.splits import PATIENT_PATTERN
+from pclmix.data.volume import ENDINGS, ending_of, read_labels, stem_of
+from pclmix.errors import PclmixError, nearest
+from pclmix.evaluate.metrics import Scores, score
+from pclmix.labels import IGNORE, Labels
+
+#: A map with a label above this is taken for an image that was given by mistake.
+HIGHEST_LABEL = 255
+
+
+@dataclass(frozen=True)
+class Pair:
+    case: str
+    prediction: Path
+    reference: Path
+
+
+@dataclass(frozen=True)
+class Match:
+    """Pairs to score, and what has no partner.
+
+    `labels` is None where the reference is a bare folder: the classes are then whatever the files hold.
+    """
+
+    pairs: tuple[Pair, ...]
+    missing: tuple[str, ...]  #: expected, but there is no prediction
+    without_reference: tuple[str, ...]  #: predicted, but there is nothing to score it with
+    labels: Labels | None
+    patient_pattern: str
+
+
+def match(prediction: Path, reference: Path, cases: Sequence[str] | None = None) -> Match:
+    """Pair files by case name. Each side is a file or a folder; the reference may be a dataset.
+
+    Two files are a pair whatever their names. Expected are `cases` where given, else every reference; of a dataset
+    with splits, the test cases of the folds that have any prediction; of one without, those predicted.
+    """
+    if prediction.is_file() and reference.is_file():
+        return Match((Pair(stem_of(reference), prediction, reference),), (), (), None, PATIENT_PATTERN)
+    dataset = _dataset_of(reference)
+    truths = label_files(reference / REFERENCE if _is_dataset(reference) else reference)
+    guesses = label_files(_prediction_folder(prediction))
+    if cases is not None:
+        unknown = [case for case in cases if case not in truths]
+        if unknown:
+            raise PclmixError(f"{reference} has no reference for case '{unknown[0]}'.{nearest(unknown[0], truths)}")
+        expected: Iterable[str] = cases
+    elif prediction.is_file():
+        expected = guesses
+    else:
+        expected = _expected(dataset, set(guesses), set(truths))
+    wanted = sorted(set(expected))
+    paired = [case for case in wanted if case in guesses and case in truths]
+    if not paired:
+        raise PclmixError(
+            f"no prediction in {prediction} has the name of a reference in {reference}: "
+            f"{_sample(guesses)} and {_sample(truths)}; a prediction must be called as its case is"
+        )
+    return Match(
+        tuple(Pair(case, guesses[case], truths[case]) for case in paired),
+        tuple(case for case in wanted if case not in guesses),
+        tuple(sorted(set(guesses) - set(truths))),
+        dataset.labels if dataset is not None and _is_dataset(reference) else None,
+        dataset.patient_pattern if dataset is not None else PATIENT_PATTERN,
+    )
+
+
+def score_pair(
+    pair: Pair, labels: Labels | None, *, keep_largest: bool = False, ignore_headers: bool = False
+) -> dict[int, Scores]:
+    """Scores by class number. Millimetres come from the reference; voxels it does not annotate count for neither."""
+    prediction, predicted_grid = read_labels(pair.prediction)
+    reference, grid = read_labels(pair.reference)
+    difference = grid.same_grid(predicted_grid)
+    if difference and not (ignore_headers and grid.shape == predicted_grid.shape):
+        way_out = (
+            "predict on the images of this reference"
+            if grid.shape != predicted_grid.shape
+            else "if only the header is wrong, --ignore-headers compares voxel by voxel with the reference's spacing"
+        )
+        raise PclmixError(f"{pair.reference} and {pair.prediction}: {difference}; {way_out}")
+    predicted = _decode(prediction, labels, pair.prediction)
+    truth = _decode(reference, labels, pair.reference)
+    predicted = np.where(truth == IGNORE, IGNORE, predicted)
+    top = labels.count - 1 if labels is not None else max(int(predicted.max()), int(truth.max()))
+    if keep_largest:
+        predicted = largest_component(predicted, range(1, top + 1))
+    return {k: score(predicted == k, truth == k, grid.spacing) for k in range(1, top + 1)}
+
+
+def label_files(path: Path) -> dict[str, Path]:
+    """Label maps by case name: of a folder, or the one file itself."""
+    if not path.exists():
+        raise PclmixError(f"{path} does not exist")
+    if path.is_file():
+        return {stem_of(path): path}
+    found: dict[str, Path] = {}
+    for file in sorted(path.iterdir()):
+        if file.is_file() and ending_of(file) and not file.name.startswith("."):
+            case = stem_of(file)
+            if case in found:
+                raise PclmixError(f"{found[case]} and {file} are both case '{case}'; keep one of them")
+            found[case] = file
+    if not found:
+        raise PclmixError(f"{path} holds no label maps ({', '.join(ENDINGS)})")
+    return found
+
+
+def _decode(array: npt.NDArray[np.int64], labels: Labels | None, where: Path) -> npt.NDArray[np.int16]:
+    if labels is not None:
+        return labels.decode(array, str(where))
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > HIGHEST_LABEL:
+        raise PclmixError(
+            f"{where}: values from {low} to {high} are not labels (0 to {HIGHEST_LABEL} are); is it an image?"
+        )
+    return array.astype(np.int16)
+
+
+def _is_dataset(path: Path) -> bool:
+    return (path / "dataset.json").is_file()
+
+
+def _dataset_of(reference: Path) -> Dataset | None:
+    """The dataset given, or the one whose referenceTr was given."""
+    if _is_dataset(reference):
+        return Dataset.open(reference)
+    if reference.name == REFERENCE and _is_dataset(reference.parent):
+        return Dataset.open(reference.parent)
+    return None
+
+
+def _prediction_folder(path: Path) -> Path:
+    """A run folder keeps its predictions in `predictions`."""
+    inner = path / "predictions"
+    return inner if inner.is_dir() else path
+
+
+def _expected(dataset: Dataset | None, predicted: set[str], known: set[str]) -> set[str]:
+    if dataset is None:
+        return known
+    if not (dataset.root / SPLITS).is_file():
+        return predicted & known
+    folds = [set(split.test) for split in dataset.splits()]
+    in_folds: set[str] = set().union(*(fold for fold in folds if fold & predicted))
+    return (in_folds | predicted) & known
+
+
+def _sample(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:2]) + (", ..." if len(listed) > 2 else "")
