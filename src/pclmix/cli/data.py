@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pclmix.cli import app
+
+if TYPE_CHECKING:
+    from pclmix.data.findings import Report
 
 DatasetFolder = Annotated[Path, typer.Argument(metavar="DATASET", help="A dataset folder, with dataset.json in it.")]
 
@@ -38,3 +41,69 @@ def import_(
     references = sum(made.has_reference(case) for case in made.cases)
     typer.echo(f"{dataset}: {len(made.cases)} cases, {references} with a dense mask, {len(made.splits())} folds")
     typer.echo(f"next: pclmix check {dataset}")
+
+
+@app.command("check", epilog="Example: pclmix check acdc --json > check.json")
+def check_(
+    dataset: DatasetFolder,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for programs.")] = False,
+) -> None:
+    """Read every file of a dataset and say what is wrong with it: exit code 0 with warnings alone, 2 with errors."""
+    from pclmix.data.check import check_folder
+    from pclmix.errors import PclmixError
+
+    report = check_folder(dataset, show=not json)
+    if json:
+        import json as writer
+
+        typer.echo(writer.dumps(report.to_json(), indent=2))
+        raise typer.Exit(2 if report.errors else 0)
+    if report.cases:
+        _show_report(report)
+    if report.errors:
+        raise PclmixError(report.refusal())
+
+
+def _show_report(report: Report) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    classes = Table("class", "pixels drawn", "of all pixels", "cases with a stroke", box=box.SIMPLE)
+    for share in report.classes:
+        classes.add_row(share.name, str(share.pixels), f"{share.share:.3%}", f"{share.cases} of {report.cases}")
+    console.print(classes)
+    if report.findings:
+        findings = Table("", "case", "finding", box=box.SIMPLE)
+        for finding in report.findings:
+            colour = "red" if finding.level == "error" else "yellow"
+            message = finding.message.replace(f"{report.dataset}/", "")
+            findings.add_row(f"[{colour}]{finding.level}[/]", escape(finding.case), escape(message))
+        console.print(findings)
+    console.print(
+        f"{report.cases} cases, {report.references} with a dense mask: "
+        f"{len(report.errors)} errors, {len(report.warnings)} warnings",
+        soft_wrap=True,
+    )
+
+
+@app.command("split", epilog="Example: pclmix split acdc --folds 4 --seed 1 --kind patient")
+def split_(
+    dataset: DatasetFolder,
+    folds: Annotated[
+        int | None, typer.Option(min=1, help="How many; default 5, or fewer where patients are few.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Shuffle the patients; without it they stay in order.")] = None,
+    kind: Annotated[str, typer.Option(help="patient, or acdc: twenty consecutive patient numbers a fold.")] = "patient",
+) -> None:
+    """Write other folds, by patient, to splits_final.json; the ones before are kept as splits_previous.json."""
+    from pclmix.data.dataset import Dataset, replace_splits
+    from pclmix.data.splits import make_splits
+
+    opened = Dataset.open(dataset)
+    splits = make_splits(opened.cases, kind=kind, count=folds, seed=seed, pattern=opened.patient_pattern)
+    replace_splits(dataset, splits)
+    for number, split in enumerate(splits, start=1):
+        typer.echo(f"fold {number}: {len(split.train)} cases to train on, {len(split.test)} to test")

@@ -13,7 +13,7 @@ import numpy as np
 from pclmix.data.splits import PATIENT_PATTERN, Split, default_splits
 from pclmix.data.volume import ENDINGS, Geometry, Volume, ending_of, read_image, read_labels
 from pclmix.errors import PclmixError, nearest
-from pclmix.files import read_json, write_json
+from pclmix.files import atomic_path, read_json, write_json
 from pclmix.labels import IntArray, Labels
 
 _REQUIRED = ("channel_names", "labels", "file_ending", "numTraining")
@@ -184,6 +184,15 @@ def write_dataset_json(
 
 def write_splits(root: Path, splits: Sequence[Split]) -> None:
     write_json(Path(root) / SPLITS, [{"train": list(s.train), "val": list(s.test)} for s in splits])
+
+
+def replace_splits(root: Path, splits: Sequence[Split]) -> None:
+    """Write other folds; those before stay beside them as splits_previous.json."""
+    current = Path(root) / SPLITS
+    if current.is_file():
+        with atomic_path(current.with_name("splits_previous.json")) as temporary:
+            temporary.write_bytes(current.read_bytes())
+    write_splits(root, splits)
 
 
 def _is_split(entry: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pclmix.errors import PclmixError
+from pclmix.errors import PclmixError, nearest
 
 #: The patient of `patient001_frame12`, `case7_ED` or `P3-t02` is what stands before the frame.
 PATIENT_PATTERN = r"^(?P<patient>.+?)(?:[_-](?:frame|fr|time|phase|t)?\d+|[_-](?:ED|ES))?$"
@@ -69,6 +69,28 @@ def default_splits(cases: Sequence[str], pattern: str = PATIENT_PATTERN) -> list
     if cases and all(_ACDC.match(case) for case in cases):
         return acdc_splits(cases)
     return patient_splits(cases, min(5, len(group_by_patient(cases, pattern))), pattern=pattern)
+
+
+def make_splits(
+    cases: Sequence[str],
+    *,
+    kind: str = "patient",
+    count: int | None = None,
+    seed: int | None = None,
+    pattern: str = PATIENT_PATTERN,
+) -> list[Split]:
+    """Folds of the kind asked for: `acdc` has its own number and order, `patient` takes `count` and `seed`."""
+    if kind == "acdc":
+        splits = acdc_splits(cases)
+        if seed is not None or count not in (None, len(splits)):
+            raise PclmixError(
+                f"--kind acdc makes {len(splits)} folds in a fixed order here; leave --folds and --seed out"
+            )
+        return splits
+    if kind != "patient":
+        raise PclmixError(f"unknown kind of split '{kind}'.{nearest(kind, ('acdc', 'patient'))} Known: acdc, patient")
+    patients = len(group_by_patient(cases, pattern))
+    return patient_splits(cases, min(5, patients) if count is None else count, seed=seed, pattern=pattern)
 
 
 def _from_folds(folds: list[list[str]]) -> list[Split]:
