@@ -37,8 +37,8 @@ def evaluate(
 ) -> None:
     """Dice, HD95 and ASSD (mm) and volumes, per case and class.
 
-    Files are matched by case name. An empty prediction of a present class has Dice 0 and no HD95 (counted), or 50 mm
-    in the column "empty = 50"; a class absent from both has neither.
+    Files are matched by case name. An empty prediction of a present class has Dice 0 and no HD95, which is counted;
+    in the column "empty = 50" it has 50 mm. A class absent from both has no score.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -80,26 +80,32 @@ def _print(console: Console, summary: Summary) -> None:
     from rich.table import Table
 
     from pclmix.evaluate.bootstrap import LEVEL
+    from pclmix.evaluate.summary import MEASURES, STATUSES
 
-    table = Table(title=f"{len(summary.cases)} cases, mean (sd)")
+    count = len(summary.cases)
+    table = Table(title=f"{count} case{'s' if count > 1 else ''}, mean (sd)")
     table.add_column("class")
-    for heading in ("Dice %", "HD95 mm", "empty = 50", "ASSD mm", "scored", "empty", "absent", "false"):
+    for heading in ("Dice %", "HD95 mm", "empty = 50", "ASSD mm", "no HD95"):
         table.add_column(heading, justify="right")
     for name in summary.names:
-        cells = [_cell(summary.of_class(name, m), m) for m in ("Dice", "HD95", "HD95_50", "ASSD")]
-        table.add_row(name, *cells, *(str(n) for n in summary.statuses(name).values()))
+        row = {m: summary.of_class(name, m) for m in MEASURES}
+        table.add_row(name, *(_cell(row[m], m) for m in MEASURES), str(row["HD95"].nan))
     table.add_section()
-    totals = [sum(summary.statuses(name)[s] for name in summary.names) for s in summary.statuses(summary.names[0])]
-    cells = [_cell(summary.mean(m), m) for m in ("Dice", "HD95", "HD95_50", "ASSD")]
-    table.add_row("all", *cells, *(str(n) for n in totals), style="bold")
+    row = {m: summary.mean(m) for m in MEASURES}
+    table.add_row("all", *(_cell(row[m], m) for m in MEASURES), str(row["HD95"].nan), style="bold")
     console.print(table)
+    for status in STATUSES[1:]:
+        counts = {name: summary.statuses(name)[status] for name in summary.names}
+        if any(counts.values()):
+            listed = ", ".join(f"{name} {n}" for name, n in counts.items() if n)
+            console.print(f"{status}: {listed}", highlight=False)
     if summary.against is not None:
         second = Table(title=f"difference to {summary.against.other}, {LEVEL:.0%} interval by patient")
         second.add_column("class")
         for heading in ("Dice %", "HD95 mm", "empty = 50", "ASSD mm"):
             second.add_column(heading, justify="right")
-        for name, row in [*summary.against.classes.items(), ("all", summary.against.mean)]:
-            second.add_row(name, *(_interval(row[m], m) for m in ("Dice", "HD95", "HD95_50", "ASSD")))
+        for name, intervals in [*summary.against.classes.items(), ("all", summary.against.mean)]:
+            second.add_row(name, *(_interval(intervals[m], m) for m in MEASURES))
         console.print(second)
     if summary.without_reference:
         count = len(summary.without_reference)
