@@ -200,13 +200,16 @@ class SaliencyMix(Mixer):
 def rectangles(image: Tensor, area: float, generator: torch.Generator) -> Tensor:
     """One rectangle per sample, inside the image, of `area` of its pixels up to rounding: (B, 1, H, W) bool.
 
-    The logarithm of the height is uniform between that of a strip across and that of a strip down the whole image,
-    which gives every aspect ratio that fits; the place is uniform among those where it fits.
+    The height is log-uniform from a strip across the whole image to a strip down it, which gives every aspect ratio
+    that fits; the place is uniform among those where it fits.
     """
     (batch, _, height, width), device = image.shape, image.device
     shape, top, left = torch.rand(3, batch, 1, 1, 1, generator=generator, device=device)
-    h = (height * area**shape).round().clamp(1, height)
-    w = (area * height * width / h).round().clamp(1, width)
+    pixels = area * height * width
+    # The width must fit as well: at most the image's, at least one pixel.
+    low, high = max(area * height, 1.0), max(min(height, pixels), 1.0)
+    h = (low * (high / low) ** shape).round().clamp(1, height)
+    w = (pixels / h).round().clamp(1, width)
     # The product can round up to the bound itself.
     top = torch.minimum((top * (height - h + 1)).floor(), height - h)
     left = torch.minimum((left * (width - w + 1)).floor(), width - w)
