@@ -18,7 +18,7 @@ from pclmix.losses.total import total
 from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
 from pclmix.mixing import MIXERS, Mixer, make_mixer
 
-B, K, SIDE, D = 4, 3, 64, 8
+B, K, SIDE, D, N, Q = 4, 3, 64, 8, 32, 6
 
 
 class Step:
@@ -37,7 +37,7 @@ class Step:
         self.leaves = [self.logits_c, self.logits_t, self.embedding]
         for leaf in self.leaves:
             leaf.requires_grad_().grad = torch.zeros_like(leaf)
-        self.queue = PrototypeQueue(K, D, 6).to(device)
+        self.queue = PrototypeQueue(K, D, Q).to(device)
         self.progress = torch.full((), 0.5, device=device)
         self.generator = torch.Generator(device).manual_seed(1)
 
@@ -55,7 +55,7 @@ class Step:
         p1, p2 = p_c[0][one], p_t[0][two]
         mixing = mixed(mix.predictions(p1, p2), q12, mix.predictions(p2, p1), q21, self.axis)
         pseudo = pseudo_label(at_stride(q), at_stride(self.y), entropy_threshold(self.progress))
-        anchors = sample_anchors(pseudo, at_stride(p_c[0]).argmax(1), 32, g)
+        anchors = sample_anchors(pseudo, at_stride(p_c[0]).argmax(1), N, g)
         rows = anchors.pick(self.embedding)
         ctr = info_nce(rows, anchors.label, anchors.valid, self.queue.entries, self.queue.filled)
         self.queue.enqueue(*prototypes(self.embedding, pseudo, K))
