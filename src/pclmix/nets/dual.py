@@ -35,10 +35,29 @@ class DualDecoder(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor, embed: int) -> DualOutput:
-        """Both logits of all images, embeddings of the first `embed` (the contrast sees unmixed images only)."""
-        features = self.net.features(x)
-        stride8 = features[self.net.encoder.strides.index(CONTRAST_STRIDE)]
-        return DualOutput(self.net.decode(features), self.aux(features), self.head(stride8[:embed]))
+        return forward_dual(self.net, self.aux, self.head, x, embed)
+
+
+def forward_dual(net: Segmenter, aux: SwinDecoder, head: EmbeddingHead, x: Tensor, embed: int) -> DualOutput:
+    """Both logits of all images, embeddings of the first `embed` (the contrast sees unmixed images only)."""
+    features = net.features(x)
+    stride8 = features[net.encoder.strides.index(CONTRAST_STRIDE)]
+    return DualOutput(net.decode(features), aux(features), head(stride8[:embed]))
+
+
+def build_auxiliary(
+    net: Segmenter,
+    classes: int,
+    drop_path: float = 0.0,
+    absolute_position: bool = False,
+    embedding_width: int = EMBEDDING_WIDTH,
+) -> tuple[SwinDecoder, EmbeddingHead]:
+    """What training adds to `net`: the transformer decoder and the embedding head for its encoder's features."""
+    strides, channels = net.encoder.strides, net.encoder.channels
+    if strides[-4:] != SwinDecoder.strides:
+        raise PclmixError("this network has no features at strides 4 to 32, which PCLMix needs: set net= to a resnet")
+    aux = SwinDecoder(channels, classes, drop_path=drop_path, absolute_position=absolute_position)
+    return aux, EmbeddingHead(channels[strides.index(CONTRAST_STRIDE)], embedding_width)
 
 
 def build_dual(
@@ -52,9 +71,4 @@ def build_dual(
 ) -> DualDecoder:
     """PCLMix's network by the name of its encoder (resnet18, resnet34, resnet50)."""
     segmenter = build_segmenter(net, in_channels, classes, stride_in_1x1)
-    strides, channels = segmenter.encoder.strides, segmenter.encoder.channels
-    if strides[-4:] != SwinDecoder.strides:
-        raise PclmixError(f"net={net} has no features at strides 4 to 32, which PCLMix needs: use a resnet")
-    aux = SwinDecoder(channels, classes, drop_path=drop_path, absolute_position=absolute_position)
-    head = EmbeddingHead(channels[strides.index(CONTRAST_STRIDE)], embedding_width)
-    return DualDecoder(segmenter, aux, head)
+    return DualDecoder(segmenter, *build_auxiliary(segmenter, classes, drop_path, absolute_position, embedding_width))

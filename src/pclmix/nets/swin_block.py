@@ -38,7 +38,7 @@ class WindowAttention(nn.Module):
         self.qkv = nn.Linear(channels, 3 * channels)
         self.proj = nn.Linear(channels, channels)
         self.bias_table = nn.Parameter(torch.zeros(heads, (2 * window - 1) ** 2))
-        nn.init.trunc_normal_(self.bias_table, std=0.02)
+        nn.init.normal_(self.bias_table, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[1:3]
@@ -87,7 +87,8 @@ class WindowAttention(nn.Module):
         # The gather from the table is a product with a constant of zeros and ones: its backward is another product,
         # where that of indexing would sort or add with atomics.
         with torch.autocast(device.type, enabled=False):
-            relative = (self.bias_table @ relative_positions(window, self.window, device)).view(1, self.heads, n, n)
+            pairs = relative_positions(window, self.window, device).to(self.bias_table.dtype)
+            relative = (self.bias_table @ pairs).view(1, self.heads, n, n)
         mask = region_mask(height, width, window, shift, device)
         return (relative + mask.to(relative.dtype)).flatten(0, 1)
 

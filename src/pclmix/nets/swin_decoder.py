@@ -95,13 +95,13 @@ class SwinDecoder(nn.Module):
         self.final = ExpandAndClassify(WIDTHS[0], classes)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         self.position: nn.Parameter | None = None
         if absolute_position:
             self.position = nn.Parameter(torch.zeros(1, WIDTHS[-1], 8, 8))
-            nn.init.trunc_normal_(self.position, std=0.02)
+            nn.init.normal_(self.position, std=0.02)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         # A view where the feature is channels-last, which is why it is permuted before the projection and not after.
