@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -130,6 +131,16 @@ def load_config(recipe: str, method: str | None = None, overrides: Sequence[str]
     for override in overrides:
         _set(content, override, "command line")
     return build(Config, content, str(path))
+
+
+def override_config(content: Mapping[str, Any], method: str | None, overrides: Sequence[str]) -> Config:
+    """An earlier run's configuration with a few keys given anew."""
+    changed = deepcopy(dict(content))
+    if method is not None:
+        changed["method"] = method
+    for override in overrides:
+        _set(changed, override, "command line")
+    return build(Config, changed, "command line")
 
 
 def recipe_path(recipe: str) -> Path:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def world_size() -> int:
@@ -22,3 +25,37 @@ def gather_rows(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(rows) for _ in range(world_size())]
     dist.all_gather(parts, rows.detach().contiguous())
     return torch.cat(parts)
+
+
+def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Make every rank's gradients their mean over ranks, in one reduction of one flat tensor.
+
+    A parameter without a gradient counts as zero: a method may leave a part of itself unused on some step.
+    """
+    if world_size() == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def broadcast_state(module: nn.Module) -> None:
+    """Give every rank the parameters and buffers of rank 0."""
+    if world_size() > 1:
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, 0)
+
+
+def gather_objects(item: Any) -> list[Any]:
+    """Plain objects of all ranks, in rank order, on every rank."""
+    if world_size() == 1:
+        return [item]
+    parts: list[Any] = [None] * world_size()
+    dist.all_gather_object(parts, item)
+    return parts

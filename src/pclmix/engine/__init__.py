@@ -1,0 +1,1 @@
+"""The only training loop: feed, step, schedules, checkpoints, the run folder."""

@@ -1,0 +1,108 @@
+"""Checkpoints: written whole or not at all, verified on reading, the one before kept as a fallback.
+
+Content (all of it loads with weights_only): `format`, `version`, `config`, `labels`, `channels`, `spacing`, `run`,
+`step`, `seconds`, `method` (all weights and buffers), `average` (the weight average), `optimizer`, `random`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pclmix.errors import PclmixError
+from pclmix.files import atomic_path
+
+FORMAT = 1
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+_KEYS = ("version", "config", "labels", "channels", "step", "method")
+log = logging.getLogger(__name__)
+
+
+def save_checkpoint(run: Path, content: dict[str, Any]) -> None:
+    """Write RUN/last.ckpt; what was there before becomes RUN/previous.ckpt. At every moment one of them is whole."""
+    last = Path(run) / LAST
+    try:
+        with atomic_path(last) as temporary:
+            torch.save({"format": FORMAT, **content}, temporary)
+            if last.exists():
+                spare = last.with_name(f".{PREVIOUS}-link")
+                spare.unlink(missing_ok=True)
+                os.link(last, spare)
+                os.replace(spare, last.with_name(PREVIOUS))
+    except RuntimeError as error:  # torch's writer reports a full disk so
+        raise PclmixError(
+            f"cannot write {last}: {error}; free some space. The checkpoint before is untouched"
+        ) from error
+
+
+def load_checkpoint(path: Path, *, map_location: str = "cpu", lazy: bool = False) -> dict[str, Any]:
+    """Read one checkpoint after verifying every byte of it; `lazy` maps the file instead of reading all of it."""
+    path = Path(path)
+    if not path.is_file():
+        raise PclmixError(f"{path} does not exist; a checkpoint or a run folder is needed")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = None if lazy else archive.testzip()
+        if damaged is not None:
+            raise PclmixError(f"{path} is damaged (in {damaged}); use the checkpoint before it or train again")
+        content = torch.load(path, map_location=map_location, weights_only=True, mmap=lazy)
+    except PclmixError:
+        raise
+    except Exception as error:  # a damaged archive surfaces as many types; all of them mean the same to a user
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PclmixError(f"{path} is not a readable checkpoint ({reason[:200]})") from error
+    if not isinstance(content, dict) or any(key not in content for key in _KEYS):
+        raise PclmixError(f"{path} is not a checkpoint of pclmix")
+    if content.get("format") != FORMAT:
+        raise PclmixError(
+            f"{path} was written by pclmix {content['version']} in checkpoint format {content.get('format')}; "
+            f"this version reads format {FORMAT}: install that version or train again"
+        )
+    return content
+
+
+def load_newest(run: Path) -> dict[str, Any] | None:
+    """The newest checkpoint of a run that can be read, falling back with a warning; None where there is none."""
+    paths = [p for p in (Path(run) / LAST, Path(run) / PREVIOUS) if p.exists()]
+    problems = []
+    for path in paths:
+        try:
+            return load_checkpoint(path)
+        except PclmixError as error:
+            problems.append(str(error))
+            log.warning("%s; trying the checkpoint before it", error)
+    if problems:
+        raise PclmixError(f"no checkpoint of {run} can be read: {problems[0]}; start again in another folder")
+    return None
+
+
+def find_checkpoint(model: Path) -> Path:
+    """MODEL as a user gives it: a run folder or a checkpoint file."""
+    model = Path(model)
+    if model.is_dir():
+        for name in (LAST, PREVIOUS):
+            if (model / name).is_file():
+                return model / name
+        raise PclmixError(f"{model} holds no checkpoint ({LAST}); is it a run folder of `pclmix train`?")
+    return model
+
+
+def trained_state(content: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights to predict with: the average where the run kept one, else the last."""
+    state: dict[str, Tensor] = dict(content["method"])
+    average = content.get("average")
+    if average and average["steps"] > 0:
+        scale = 1.0 / (1.0 - float(content["config"]["engine"]["ema"]) ** int(average["steps"]))
+        state.update({name: tensor * scale for name, tensor in average["sum"].items()})
+    return state
+
+
+def inference_state(content: dict[str, Any]) -> dict[str, Tensor]:
+    """Weights of the inference model alone (`net.`), from the average where the run kept one."""
+    return {k.removeprefix("net."): v for k, v in trained_state(content).items() if k.startswith("net.")}

@@ -1,0 +1,131 @@
+"""One training step, from a batch in buffers to updated weights, with nothing in it that waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pclmix.config import Config
+from pclmix.data.augment import augment
+from pclmix.data.batch import Batch
+from pclmix.distributed import average_gradients
+from pclmix.engine.feed import Feed
+from pclmix.engine.optim import WeightAverage, learning_rate, set_learning_rate
+from pclmix.errors import PclmixError
+from pclmix.methods.base import Method, sum_terms
+
+_WARM_UP = 3  # eager steps before capture: lazily made state (momentum, workspaces) must exist by then
+
+
+class TrainStep:
+    """Calls `_body` eagerly or, on one CUDA device, replays it as one captured graph."""
+
+    def __init__(
+        self,
+        method: Method,
+        optimizer: torch.optim.Optimizer,
+        average: WeightAverage | None,
+        feed: Feed,
+        maps: tuple[str, ...],
+        config: Config,
+        generator: torch.Generator,
+        graph: bool,
+    ) -> None:
+        self.method, self.optimizer, self.average, self.feed = method, optimizer, average, feed
+        self.maps, self.config, self.generator = maps, config, generator
+        device = feed.device
+        self.parameters = [p for p in method.parameters() if p.requires_grad]
+        self.progress = torch.zeros((), device=device)
+        self.number = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+        self.names: tuple[str, ...] = ()
+        self.values = torch.zeros(0, device=device)
+        self.bad_terms = torch.zeros(0, dtype=torch.bool, device=device)
+        self._run: Callable[[], None] = _Graphed(self._body, generator) if graph else self._body
+
+    def __call__(self, step: int, progress: float) -> None:
+        """Train on the batch of `step`, counted from 0, at `progress` = t/T."""
+        self.feed.fill(step)
+        self.progress.fill_(progress)
+        self.number.fill_(step + 1)
+        set_learning_rate(self.optimizer, learning_rate(progress, self.config.optim))
+        self._run()
+        if self.average is not None:
+            self.average.count()
+
+    def _body(self) -> None:
+        config, device = self.config, self.feed.device
+        image, labels = augment(self.feed.image, self.feed.label, config.augment, self.generator)
+        if config.engine.channels_last:
+            image = image.contiguous(memory_format=torch.channels_last)
+        maps = {name: labels[:, 1 + m] for m, name in enumerate(self.maps)}
+        batch = Batch(image, labels[:, 0], self.feed.index, maps)
+        for parameter in self.parameters:
+            parameter.grad = None
+        bf16 = config.engine.precision == "bf16"
+        # The autocast cache would keep casts made in one replay for the next; inside a graph it must be off.
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+            terms = self.method.step(batch, self.progress, self.generator)
+        loss = sum_terms(terms)
+        loss.backward()  # type: ignore[no-untyped-call]
+        average_gradients(self.parameters)
+        if config.optim.clip > 0:
+            nn.utils.clip_grad_norm_(self.parameters, config.optim.clip, foreach=True)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+        with torch.no_grad():
+            self.method.update(self.progress)
+            self._note(("loss", *(f"loss/{name}" for name in terms)), [loss, *(t.value for t in terms.values())])
+
+    def _note(self, names: tuple[str, ...], values: list[Tensor]) -> None:
+        """Keep this step's values, and the first step at which one of them was not finite, on the device."""
+        self.values = torch.stack([v.detach().float() for v in values])
+        if names != self.names:
+            self.names = names
+            self.bad_terms = torch.zeros(len(names), dtype=torch.bool, device=self.feed.device)
+        bad = ~torch.isfinite(self.values)
+        first = bad.any() & (self.bad_step < 0)
+        self.bad_terms.copy_(torch.where(first, bad, self.bad_terms))
+        self.bad_step.copy_(torch.where(first, self.number, self.bad_step))
+
+    def read(self) -> dict[str, float]:
+        """The last step's loss and terms; waits for the device."""
+        return dict(zip(self.names, self.values.tolist(), strict=True))
+
+    def require_finite(self) -> None:
+        """Refuse to go on after a loss that is not a number; names the step and the terms. Waits for the device."""
+        step = int(self.bad_step)
+        if step >= 0:
+            terms = [n for n, bad in zip(self.names, self.bad_terms.tolist(), strict=True) if bad]
+            named = ", ".join(n.removeprefix("loss/") for n in terms if n != "loss") or "the gradient of all terms"
+            raise PclmixError(
+                f"the loss became NaN or infinite at step {step}, in: {named}. The last good checkpoint is kept; "
+                "lower optim.lr, set optim.clip=1 or use engine.precision=32, then start again"
+            )
+
+
+class _Graphed:
+    """The step as one CUDA graph: the first calls run eagerly, then it is captured once and replayed."""
+
+    def __init__(self, body: Callable[[], None], generator: torch.Generator) -> None:
+        self.body, self.generator = body, generator
+        self.calls = 0
+        self.graph = torch.cuda.CUDAGraph()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self) -> None:
+        if self.calls < _WARM_UP:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.body()
+            torch.cuda.current_stream().wait_stream(self.stream)
+        else:
+            if self.calls == _WARM_UP:
+                self.graph.register_generator_state(self.generator)
+                with torch.cuda.graph(self.graph):
+                    self.body()
+            self.graph.replay()
+        self.calls += 1

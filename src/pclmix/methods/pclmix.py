@@ -1,0 +1,114 @@
+"""PCLMix: dynamic mixing between two kinds of decoder, contrast guided by uncertainty, dual consistency."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from pclmix.config import NonNegative, Section, Share
+from pclmix.data.batch import Batch
+from pclmix.losses.consistency import heterogeneous, mixed
+from pclmix.losses.contrast import at_stride, info_nce, prototypes, sample_anchors
+from pclmix.losses.partial_ce import supervised
+from pclmix.losses.queue import PrototypeQueue
+from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
+from pclmix.methods.base import METHODS, Method, Task, Term, Terms
+from pclmix.mixing import make_mixer
+from pclmix.nets.dual import DualOutput, build_dual, forward_dual
+
+
+class PCLMixParams(Section):
+    lambda_t: Share = Field(0.4, description="weight of the transformer decoder in equations 3, 6 and 12")
+    lambda_ctr: NonNegative = Field(0.15, description="weight of the contrast, equation 1")
+    lambda_con: NonNegative = Field(1.0, description="weight of the consistency, equation 1")
+    lambda_het: NonNegative = Field(1.0, description="weight of het in equation 13, for the ablation")
+    lambda_mix: NonNegative = Field(1.0, description="weight of mix in equation 13")
+    supervise_t: bool = Field(True, description="equation 3 on the transformer decoder too, for the ablation")
+    ramp: Share = Field(0.0, description="share of training over which contrast and consistency rise from 0")
+    mixer: str = Field("cutmix", description="cutmix, mixup, cutout or saliency")
+    mixer_params: dict[str, Any] = Field(default_factory=dict, description="the mixer's own parameters")
+    mix_axis: Literal["image", "pixel"] = Field("image", description="what one cosine of equation 12 runs over")
+    anchors: Annotated[int, Field(ge=1)] = Field(1024, description="N, anchors of equation 8 a step")
+    queue: Annotated[int, Field(ge=1)] = Field(500, description="Q, prototypes kept per class")
+    temperature: Annotated[float, Field(gt=0)] = Field(0.07, description="tau of equation 8")
+    embedding: Annotated[int, Field(ge=1)] = Field(256, description="D, width of the embedding")
+    passes: Literal[1, 3] = Field(1, description="forward passes for the 3B images; BatchNorm sees each pass alone")
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="stochastic depth of the Swin blocks")
+    absolute_position: bool = Field(False, description="absolute position embedding in the Swin decoder")
+
+
+@METHODS.register("pclmix")
+class PCLMix(Method):
+    summary: ClassVar[str] = "mixing between heterogeneous decoders, pixel contrast by uncertainty, dual consistency"
+    source: ClassVar[str] = "PCLMix: weakly supervised medical image segmentation via pixel-level contrastive learning"
+    Params: ClassVar[type[Section]] = PCLMixParams
+
+    def __init__(self, task: Task, params: PCLMixParams) -> None:
+        dual = build_dual(
+            task.net,
+            task.in_channels,
+            task.classes,
+            task.stride_in_1x1,
+            params.drop_path,
+            params.absolute_position,
+            params.embedding,
+        )
+        super().__init__(task, params, dual.net)
+        self.aux, self.head = dual.aux, dual.head
+        self.mixer = make_mixer(params.mixer, params.mixer_params)
+        self.queue = PrototypeQueue(task.classes, params.embedding, params.queue)
+
+    def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
+        params: PCLMixParams = self.params
+        x, y = batch.image, batch.label
+        order1, order2 = (torch.randperm(len(x), generator=generator, device=x.device) for _ in range(2))
+        x1, x2, y1, y2 = x[order1], x[order2], y[order1], y[order2]
+        mix = self.mixer.draw(x1, x2, generator)
+        views = [x, mix.images(x1, x2), mix.images(x2, x1)]
+        labels = [y, mix.labels(y1, y2), mix.labels(y2, y1)]
+
+        logits_c, logits_t, embedding = self._forward(views)
+        p_c, p_t = ([view.float().softmax(1) for view in logits] for logits in (logits_c, logits_t))
+
+        lambda_t = params.lambda_t if params.supervise_t else 0.0
+        terms = {"sup": Term(supervised(logits_c, logits_t, labels, lambda_t))}
+        rise = (progress / params.ramp).clamp(max=1.0) if params.ramp > 0 else torch.ones_like(progress)
+        if params.lambda_ctr > 0:
+            q = mean_prediction(p_c[0], p_t[0], params.lambda_t)
+            terms["ctr"] = Term(self._contrast(embedding, q, p_c[0], y, progress, generator), params.lambda_ctr * rise)
+        if params.lambda_con * params.lambda_het > 0:
+            terms["het"] = Term(heterogeneous(p_c, p_t), params.lambda_con * params.lambda_het * rise)
+        if params.lambda_con * params.lambda_mix > 0:
+            # Each view's target comes from the other kind of decoder: order 1 from Fc, order 2 from Ft.
+            p1, p2 = p_c[0].detach()[order1], p_t[0].detach()[order2]
+            p12, p21 = mix.predictions(p1, p2), mix.predictions(p2, p1)
+            q12, q21 = (mean_prediction(p_c[v], p_t[v], params.lambda_t) for v in (1, 2))
+            value = mixed(p12, q12, p21, q21, params.mix_axis)
+            terms["mix"] = Term(value, params.lambda_con * params.lambda_mix * rise)
+        return terms
+
+    def _forward(self, views: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Logits of both decoders for the three views, and the embedding of the unmixed one."""
+        count = len(views[0])
+        if self.params.passes == 1:
+            out = forward_dual(self.net, self.aux, self.head, torch.cat(views), count)
+            return list(out.logits_c.chunk(3)), list(out.logits_t.chunk(3)), out.embeddings
+        outs: list[DualOutput] = [forward_dual(self.net, self.aux, self.head, view, count) for view in views]
+        return [o.logits_c for o in outs], [o.logits_t for o in outs], outs[0].embeddings
+
+    def _contrast(
+        self, embedding: Tensor, q: Tensor, p_c: Tensor, y: Tensor, progress: Tensor, generator: Generator
+    ) -> Tensor:
+        """Equation 8 on the unmixed images against the queue; the queue takes this step's prototypes afterwards."""
+        params: PCLMixParams = self.params
+        pseudo = at_stride(pseudo_label(q, y, entropy_threshold(progress)))
+        predicted = at_stride(p_c.detach()).argmax(1)
+        anchors = sample_anchors(pseudo, predicted, params.anchors, generator)
+        # The queue changes in place below, and the backward pass still needs what the loss saw.
+        entries, filled = self.queue.entries.clone(), self.queue.filled
+        loss = info_nce(anchors.pick(embedding), anchors.label, anchors.valid, entries, filled, params.temperature)
+        self.queue.enqueue(*prototypes(embedding, pseudo, self.task.classes))
+        return loss
