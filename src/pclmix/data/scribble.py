@@ -115,10 +115,10 @@ def _region_strokes(piece: Mask, rng: np.random.Generator) -> Iterator[list[Curv
                 yield [strokes.part(strokes.centre_line(piece, rng), rng.uniform(0.7, 1.0), rng)]
             else:
                 yield [strokes.part(strokes.loop_line(piece, rng.uniform(0.25, 0.5), rng), rng.uniform(0.7, 1.1), rng)]
-        elif draw < 0.4:
+        elif draw < 0.3:
             yield [strokes.zigzag(piece, rng)]
         else:
-            yield [strokes.part(strokes.loop_line(piece, rng.uniform(0.2, 0.5), rng), rng.uniform(0.75, 1.1), rng)]
+            yield [strokes.part(strokes.loop_line(piece, rng.uniform(0.2, 0.45), rng), rng.uniform(0.7, 1.2), rng)]
 
 
 def _background(foreground: Mask, background: Mask, style: Style, rng: np.random.Generator) -> Mask:
@@ -146,7 +146,7 @@ def _rings(foreground: Mask, rng: np.random.Generator) -> Iterator[list[Curve]]:
         return [c for c in strokes.level_set(bumpy, distance) if strokes.length(c) > 12]
 
     near = 4.0 + rng.uniform(0.10, 0.35) * size
-    stray = [strokes.part(c, rng.uniform(0.1, 0.35), rng) for c in ring(near + rng.uniform(0.1, 0.5) * size)[:1]]
+    stray = [strokes.part(c, rng.uniform(0.1, 0.35), rng) for c in ring(near + rng.uniform(0.1, 0.4) * size)[:1]]
     yield [strokes.part(c, rng.uniform(0.85, 1.1), rng) for c in ring(near)] + stray
     while True:
         yield [strokes.part(c, rng.uniform(0.3, 0.8), rng) for c in ring(near + rng.uniform(-0.1, 0.8) * size)]

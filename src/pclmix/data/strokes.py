@@ -57,7 +57,7 @@ def loop_line(region: Mask, share: float, rng: np.random.Generator) -> Curve:
     """A closed line inside a blob at `share` (0 to 1) of its greatest depth, unevenly round."""
     inside = depth(region)
     deepest = float(inside.max())
-    bumpy = inside + 0.12 * deepest * wobble(region.shape, max(6.0, 2 * deepest), rng) * (inside > 0)
+    bumpy = inside + 0.17 * deepest * wobble(region.shape, max(6.0, 2 * deepest), rng) * (inside > 0)
     curves = level_set(np.pad(bumpy, 1), share * deepest)
     return curves[0] - 1 if curves else centre_line(region, rng)
 
@@ -83,7 +83,7 @@ def zigzag(region: Mask, rng: np.random.Generator) -> Curve:
     centre = points.mean(axis=0)
     axes = np.linalg.svd(points - centre, full_matrices=False)[2]
     along, across = ((points - centre) @ axes.T).T
-    turns = int(rng.integers(5, 10))
+    turns = int(rng.integers(4, 9))
     stops = np.quantile(along, np.linspace(0.04, 0.96, turns))
     half = float(np.abs(along).max()) / turns + 1.0
     corners = []
