@@ -29,6 +29,8 @@ def synchronise_batchnorm(module: nn.Module) -> nn.Module:
 
 
 def _reduce_batchnorm(module: nn.Module) -> nn.Module:
+    if isinstance(module, ReducedBatchNorm):  # reached a second time through another parent
+        return module
     if isinstance(module, _BatchNorm):
         return ReducedBatchNorm.like(module)
     for name, child in module.named_children():

@@ -95,7 +95,10 @@ class WindowAttention(nn.Module):
 
 @lru_cache(maxsize=64)
 def relative_positions(window: tuple[int, int], full: int, device: torch.device) -> Tensor:
-    """Zeros and ones ((2 full - 1)^2, n * n): which entry of the bias table belongs to which pair of pixels."""
+    """Zeros and ones ((2 full - 1)^2, n * n): which entry of the bias table belongs to which pair of pixels.
+
+    Made on the CPU at the first call for a size and kept on the device; a CUDA graph is captured after such a call.
+    """
     with torch.inference_mode(False):  # the result is cached, and must serve training too
         row, column = torch.meshgrid(torch.arange(window[0]), torch.arange(window[1]), indexing="ij")
         row, column = row.flatten(), column.flatten()
