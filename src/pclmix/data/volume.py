@@ -178,6 +178,7 @@ def _read_nifti(path: Path) -> tuple[Array, Geometry]:
     data = np.asarray(image.dataobj)
     data = data.reshape((*shape, 1, 1)[:3])
     header = image.header.copy()
+    header.get_best_affine()  # raises where the header describes no space at all
     zooms = [float(z) * _unit(header) for z in header["pixdim"][1:4]]
     x, y, z = (abs(v) if np.isfinite(v) and v != 0 else 1.0 for v in zooms)
     if len(shape) == 2:

@@ -1,0 +1,116 @@
+"""What `check` reports of sound and less sound datasets; bad files are in test_bad_input.py."""
+
+from __future__ import annotations
+
+import json
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from pclmix.data.check import check, require_sound
+from pclmix.data.dataset import Dataset
+from pclmix.errors import PclmixError
+
+CASE = "patient001_frame01"
+
+
+def edit(path, change) -> None:
+    image = nib.load(path)
+    array = np.asarray(image.dataobj).copy()
+    change(array)
+    nib.save(nib.Nifti1Image(array, None, image.header), path)
+
+
+def test_a_sound_dataset(dataset, run):
+    report = check(Dataset.open(dataset))
+    assert report.findings == ()
+    assert (report.cases, report.references) == (6, 6)
+    # One of 12 rows is drawn; 2 of its 10 columns are each class, the other 4 background.
+    assert [c.share for c in report.classes] == pytest.approx([4 / 120, 2 / 120, 2 / 120, 2 / 120])
+    result = run("check", dataset)
+    assert result.code == 0
+    assert "0 errors, 0 warnings" in result.out
+
+
+def test_contradictions_are_counted_and_placed(dataset, run):
+    def wrong(array):
+        array[2, 4, 1], array[3, 4, 1], array[6, 4, 2] = 2, 2, 0
+
+    edit(dataset / "labelsTr" / f"{CASE}.nii.gz", wrong)
+    result = run("check", dataset, "--json")
+    assert result.code == 0
+    content = json.loads(result.out)
+    assert content["contradictions"] == {"cases": 1, "pixels": 3}
+    (finding,) = content["findings"]
+    assert (finding["level"], finding["case"], finding["file"]) == ("warning", CASE, f"labelsTr/{CASE}.nii.gz")
+    assert finding["where"][0] == {"z": 1, "y": 4, "x": 2, "drawn": "Myo", "reference": "RV"}
+    assert "slice 1: 2 Myo on RV, slice 2: 1 background on LV" in finding["message"]
+    assert check(Dataset.open(dataset), references=False).findings == ()
+
+
+def test_a_class_without_a_stroke_is_a_warning(dataset, run):
+    edit(dataset / "labelsTr" / f"{CASE}.nii.gz", lambda a: a.__setitem__(a == 3, 4))
+    result = run("check", dataset)
+    assert result.code == 0
+    assert "no stroke of LV" in " ".join(result.out.split())
+    assert [c.cases for c in check(Dataset.open(dataset)).classes] == [6, 6, 6, 5]
+
+
+def test_sform_against_pixdim_is_reported_once(dataset, run):
+    for path in (p for folder in ("imagesTr", "labelsTr", "referenceTr") for p in (dataset / folder).iterdir()):
+        image = nib.load(path)
+        data, header = np.asarray(image.dataobj), image.header
+        header["srow_x"], header["srow_y"], header["srow_z"] = [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 1, 0]
+        nib.save(nib.Nifti1Image(data, None, header), path)
+    result = run("check", dataset, "--json")
+    (finding,) = json.loads(result.out)["findings"]
+    assert result.code == 0
+    assert (finding["kind"], finding["level"], finding["count"]) == ("sform", "warning", 6)
+    assert "1 x 1 x 1 mm in the sform, 1.5 x 1.5 x 8 mm in pixdim" in finding["message"]
+
+
+def test_every_bad_file_is_found_in_one_go(dataset, run):
+    (dataset / "imagesTr" / f"{CASE}_0000.nii.gz").write_bytes(b"junk")
+    (dataset / "labelsTr" / "patient002_frame01.nii.gz").unlink()
+    (dataset / "referenceTr" / "patient030_frame12.nii.gz").write_bytes(b"")
+    (dataset / "referenceTr" / "patient999_frame01.nii.gz").write_bytes(b"")
+    (dataset / "imagesTr" / "patient002_frame12.nii.gz").write_bytes(b"")
+    (dataset / "imagesTr" / "patient002_frame12_0001.nii.gz").write_bytes(b"")
+    (dataset / "imagesTr" / "._patient002_frame12_0000.nii.gz").write_bytes(b"")
+    content = json.loads(run("check", dataset, "--json").out)
+    assert sorted(f["file"] for f in content["findings"]) == [
+        "imagesTr/patient001_frame01_0000.nii.gz",
+        "imagesTr/patient002_frame12.nii.gz",
+        "imagesTr/patient002_frame12_0001.nii.gz",
+        "labelsTr/patient002_frame01.nii.gz",
+        "referenceTr/patient030_frame12.nii.gz",
+        "referenceTr/patient999_frame01.nii.gz",
+    ]
+    assert content["errors"] == 6
+    result = run("check", dataset)
+    assert result.code == 2
+    assert "and 3 more errors" in result.err
+
+
+def test_require_sound_looks_at_its_cases_and_keeps_masks_closed(dataset):
+    opened = Dataset.open(dataset)
+    (dataset / "imagesTr" / f"{CASE}_0000.nii.gz").write_bytes(b"junk")
+    (dataset / "referenceTr" / "patient002_frame01.nii.gz").write_bytes(b"junk")
+    with pytest.raises(PclmixError, match=CASE):
+        require_sound(opened, [CASE])
+    assert require_sound(opened, ["patient002_frame01"]).cases == 1
+    with pytest.raises(PclmixError, match="referenceTr"):
+        require_sound(opened, ["patient002_frame01"], references=True)
+
+
+def test_a_header_that_defeats_the_library_is_a_finding(dataset):
+    path = dataset / "imagesTr" / f"{CASE}_0000.nii.gz"
+    image = nib.load(path)
+    data, header = np.asarray(image.dataobj), image.header
+    header["sform_code"], header["qform_code"] = 0, 1
+    header["quatern_b"] = header["quatern_c"] = 5.0  # no rotation has such a quaternion
+    nib.save(nib.Nifti1Image(data, None, header), path)
+    (finding,) = check(Dataset.open(dataset)).errors
+    assert finding.case == CASE
+    assert str(path) in finding.message

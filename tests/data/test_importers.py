@@ -1,0 +1,325 @@
+"""Importers keep names, intensities, types and headers, and say what they cannot do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from PIL import Image
+
+from pclmix.data.check import check
+from pclmix.data.dataset import Dataset
+from pclmix.data.importers import IMPORTERS, Options, import_dataset
+from pclmix.errors import PclmixError
+from pclmix.labels import IGNORE
+
+RAW = Path(__file__).parents[2] / "../shared/acdc/raw"
+CASE = "patient001_frame01"
+
+
+def test_the_kinds():
+    assert IMPORTERS.names() == ["acdc", "folder", "wsl4mis"]
+
+
+@pytest.mark.skipif(not RAW.is_dir(), reason="the ACDC sample is not here")
+def test_acdc_sample_is_copied_byte_for_byte(tmp_path):
+    made, notes = import_dataset("acdc", RAW, tmp_path / "out")
+    assert notes == ()
+    assert made.cases[:2] == ("patient001_frame01", "patient001_frame12")
+    assert len(made.cases) == 6
+    for case in made.cases:
+        source = RAW / case.split("_")[0] / case
+        for path, suffix in (
+            (made.image_paths(case)[0], ""),
+            (made.scribble_path(case), "_scribble"),
+            (made.reference_path(case), "_gt"),
+        ):
+            assert path.read_bytes() == Path(f"{source}{suffix}.nii.gz").read_bytes()
+    volume = made.read_image(CASE)
+    assert volume.array.dtype == np.int16
+    assert volume.geometry.spacing == (10.0, 1.5625, 1.5625)
+    scribble, _ = made.read_scribble(CASE)
+    assert set(np.unique(scribble)) == {IGNORE, 0, 1, 2, 3}
+    report = check(made)
+    assert report.errors == []
+    assert [f.count for f in report.findings if f.kind == "sform"] == [6]
+    assert {f.case: f.count for f in report.findings if f.kind == "contradiction"} == {
+        "patient001_frame01": 3,
+        "patient002_frame01": 10,
+        "patient002_frame12": 9,
+        "patient003_frame15": 3,
+    }
+
+
+def test_what_is_written_follows_nnunet(dataset):
+    content = json.loads((dataset / "dataset.json").read_text())
+    assert content["labels"] == {"background": 0, "RV": 1, "Myo": 2, "LV": 3, "ignore": 4}
+    assert content["labels"]["ignore"] == max(content["labels"].values())
+    assert content["channel_names"] == {"0": "MRI"}
+    assert content["file_ending"] == ".nii.gz"
+    images = {p.name for p in (dataset / "imagesTr").iterdir()}
+    labels = {p.name for p in (dataset / "labelsTr").iterdir()}
+    assert content["numTraining"] == len(labels) == 6
+    assert images == {name.replace(".nii.gz", "_0000.nii.gz") for name in labels}
+    for name in labels:
+        values = np.unique(np.asarray(nib.load(dataset / "labelsTr" / name).dataobj))
+        assert set(values) <= set(content["labels"].values())
+        image = nib.load(dataset / "imagesTr" / name.replace(".nii.gz", "_0000.nii.gz"))
+        np.testing.assert_array_equal(image.affine, nib.load(dataset / "labelsTr" / name).affine)
+
+
+def test_a_dataset_without_reference_and_splits_is_read_as_it_is(dataset):
+    shutil.rmtree(dataset / "referenceTr")
+    (dataset / "splits_final.json").unlink()
+    opened = Dataset.open(dataset)
+    assert [len(s.test) for s in opened.splits()] == [4, 2]
+    assert check(opened).errors == []
+    assert check(opened).references == 0
+
+
+def test_acdc_wrappers_4d_and_info_are_passed_over(acdc_tree, tmp_path):
+    official = tmp_path / "database"
+    shutil.copytree(acdc_tree, official / "training")
+    patient = official / "training" / "patient001"
+    (patient / "Info.cfg").write_text("ED: 1\nES: 12\n")
+    shutil.copyfile(patient / f"{CASE}.nii.gz", patient / "patient001_4d.nii.gz")
+    shutil.copytree(acdc_tree / "patient002", official / "testing" / "patient101")
+    for path in (official / "testing" / "patient101").iterdir():
+        if "scribble" in path.name:
+            path.unlink()
+        else:
+            path.rename(path.with_name(path.name.replace("patient002", "patient101")))
+    (patient / f"{CASE}_gt.nii.gz").unlink()
+    made, notes = import_dataset("acdc", official, tmp_path / "out")
+    assert len(made.cases) == 6
+    assert not made.has_reference(CASE)
+    assert notes == ("2 cases of the testing folder have no scribble and were left out",)
+
+
+def test_acdc_scribbles_and_masks_in_other_trees(acdc_tree, tmp_path):
+    for kind in ("scribble", "gt"):
+        for path in list(acdc_tree.rglob(f"*_{kind}.nii.gz")):
+            # one tree keeps the suffix, the other has the image's name alone
+            name = path.name if kind == "scribble" else path.name.replace("_gt", "")
+            target = tmp_path / kind / path.parent.name / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+    with pytest.raises(PclmixError, match=r"holds no scribbles.*--scribbles.*pclmix scribble"):
+        import_dataset("acdc", acdc_tree, tmp_path / "out")
+    options = Options(scribbles=tmp_path / "scribble", masks=tmp_path / "gt")
+    made, _ = import_dataset("acdc", acdc_tree, tmp_path / "out", options)
+    assert check(made).errors == []
+    assert all(made.has_reference(case) for case in made.cases)
+
+
+def test_acdc_names_the_case_without_a_scribble(acdc_tree, tmp_path):
+    (acdc_tree / "patient002" / "patient002_frame12_scribble.nii.gz").unlink()
+    with pytest.raises(PclmixError, match=r"no scribble for patient002_frame12: .*patient002_frame12\.nii\.gz"):
+        import_dataset("acdc", acdc_tree, tmp_path / "out")
+    shutil.copytree(acdc_tree / "patient001", acdc_tree / "copy" / "patient001")
+    with pytest.raises(PclmixError, match="the same frame twice"):
+        import_dataset("acdc", acdc_tree, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_plain_nifti_among_compressed_ones_keeps_its_bytes_inside(acdc_tree, tmp_path):
+    packed = acdc_tree / "patient002" / "patient002_frame01.nii.gz"
+    content = gzip.decompress(packed.read_bytes())
+    packed.with_suffix("").write_bytes(content)
+    packed.unlink()
+    made, _ = import_dataset("acdc", acdc_tree, tmp_path / "out")
+    assert gzip.decompress(made.image_paths("patient002_frame01")[0].read_bytes()) == content
+
+
+def write_h5(path: Path, **arrays: np.ndarray) -> None:
+    import h5py
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, compression="gzip")
+
+
+def test_wsl4mis_volumes(acdc_tree, tmp_path, run):
+    images = sorted(p for p in acdc_tree.rglob("*.nii.gz") if "gt" not in p.name and "scribble" not in p.name)
+    source = tmp_path / "ACDC"
+    for path in images:
+        stem = path.name.removesuffix(".nii.gz")
+
+        def read(suffix: str, at: Path = path, stem: str = stem) -> np.ndarray:
+            return np.asarray(nib.load(at.with_name(f"{stem}{suffix}.nii.gz")).dataobj).transpose(2, 1, 0)
+
+        arrays = {"image": (read("") / 900).astype(np.float32), "scribble": read("_scribble"), "label": read("_gt")}
+        write_h5(source / "ACDC_training_volumes" / f"{stem}.h5", **arrays)
+        write_h5(source / "ACDC_training_slices" / f"{stem}_slice_0.h5", image=arrays["image"][0])
+    plain = run("import", "wsl4mis", source, tmp_path / "plain")
+    assert plain.code == 0, plain
+    assert "1 mm" in plain.err
+    made = Dataset.open(tmp_path / "plain")
+    assert made.read_image(CASE).geometry.spacing == (1, 1, 1)
+    assert check(made).errors == []
+
+    spaced = run("import", "wsl4mis", source, tmp_path / "spaced", "--nifti", acdc_tree)
+    assert (spaced.code, "1 mm" in spaced.err) == (0, False)
+    made = Dataset.open(tmp_path / "spaced")
+    assert check(made).errors == []
+    volume = made.read_image(CASE)
+    assert volume.geometry.spacing == (8.0, 1.5, 1.5)
+    assert volume.array.dtype == np.float32
+    original = np.asarray(nib.load(acdc_tree / "patient001" / f"{CASE}.nii.gz").dataobj).transpose(2, 1, 0)
+    np.testing.assert_array_equal(volume.array[0], (original / 900).astype(np.float32))
+    np.testing.assert_array_equal(nib.load(made.image_paths(CASE)[0]).affine, nib.load(images[0]).affine)
+
+
+def test_wsl4mis_says_what_is_wrong(tmp_path):
+    image = np.zeros((2, 4, 5), np.float32)
+    source = tmp_path / "volumes"
+    for arrays, words in (
+        ({"image": image}, "'scribble' is missing"),
+        ({"image": image, "scribble": image[:1]}, "scribble is"),
+        ({"image": image, "scribble": image + 0.5}, "fractions"),
+        ({"image": image, "scribble": image + 7}, "label values 7"),
+        ({"image": image * np.nan, "scribble": image}, "NaN"),
+        ({"image": image[0], "scribble": image[0]}, "shape"),
+    ):
+        write_h5(source / "a.h5", **arrays)
+        with pytest.raises(PclmixError, match=f"a.h5.*{words}"):
+            import_dataset("wsl4mis", source, tmp_path / "out")
+    (source / "a.h5").write_bytes(b"not HDF5")
+    with pytest.raises(PclmixError, match="cannot be read as HDF5"):
+        import_dataset("wsl4mis", source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def pictures(root: Path, names: list[str], *, values: tuple[int, ...], nothing: int, suffix: str = "") -> Path:
+    """Grey pictures with scribbles of `values`, one row each, and masks of 0, 1, ..."""
+    rng = np.random.default_rng(0)
+    for kind in ("images", "scribbles", "masks"):
+        (root / kind).mkdir(parents=True)
+    for name in names:
+        scribble = np.full((8, 9), nothing, np.uint8)
+        mask = np.zeros((8, 9), np.uint8)
+        for k, value in enumerate(values):
+            scribble[2 * k, 2:5] = value
+            mask[2 * k : 2 * k + 2] = k
+        Image.fromarray(rng.integers(0, 255, (8, 9), dtype=np.uint8)).save(root / "images" / f"{name}.png")
+        Image.fromarray(scribble).save(root / "scribbles" / f"{name}{suffix}.png")
+        Image.fromarray(mask).save(root / "masks" / f"{name}.png")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("values", "nothing", "options"),
+    [
+        ((0, 1, 2), 3, {}),
+        ((0, 1, 2), 255, {}),
+        ((1, 2, 3), 0, {"ignore": 0}),
+        ((7, 1, 5), 0, {"ignore": 0, "classes": ("background=7", "lung=1", "heart=5")}),
+        ((0, 1, 2), 9, {"classes": ("background", "lung", "heart")}),
+    ],
+)
+def test_folder_of_pictures_with_any_numbering(values, nothing, options, tmp_path):
+    root = pictures(tmp_path / "src", ["a", "b", "c"], values=values, nothing=nothing, suffix="_scribble")
+    made, _ = import_dataset("folder", root, tmp_path / "out", Options(**options))
+    assert made.labels.ignore == 3
+    assert made.labels.names == (("background", "lung", "heart") if "classes" in options else ("background", "1", "2"))
+    assert made.ending == ".png"
+    report = check(made)
+    assert report.findings == ()
+    assert [share.cases for share in report.classes] == [3, 3, 3]
+    assert made.image_paths("a")[0].read_bytes() == (root / "images" / "a.png").read_bytes()
+
+
+def test_folder_does_not_guess(tmp_path, run):
+    root = pictures(tmp_path / "src", ["a", "b"], values=(1, 2), nothing=0)
+    result = run("import", "folder", root, tmp_path / "out")
+    assert result.code == 2
+    assert "say it with --ignore 0 or --ignore 2" in result.err
+    gap = pictures(tmp_path / "gap", ["a"], values=(0, 5), nothing=255)
+    result = run("import", "folder", gap, tmp_path / "out")
+    assert result.code == 2
+    assert "--classes background=VALUE" in result.err
+    result = run("import", "folder", gap, tmp_path / "out", "--classes", "background=0,tumour=5")
+    assert result.code == 0, result
+    assert Dataset.open(tmp_path / "out").labels.names == ("background", "tumour")
+    for classes in ("background,background", "background=x,a", "background=255,a", "a"):
+        assert run("import", "folder", gap, tmp_path / "no", "--classes", classes).code == 2
+
+
+def test_folder_names_that_end_in_numbers_are_cases_unless_the_scribble_says_channel(tmp_path):
+    root = pictures(tmp_path / "one", ["img_0001", "img_0002"], values=(0, 1), nothing=2)
+    made, _ = import_dataset("folder", root, tmp_path / "cases")
+    assert made.cases == ("img_0001", "img_0002")
+    assert len(made.channels) == 1
+
+    root = pictures(tmp_path / "two", ["p", "q"], values=(0, 1), nothing=2)
+    for path in list((root / "images").iterdir()):
+        shutil.copyfile(path, path.with_name(f"{path.stem}_0001.png"))
+        path.rename(path.with_name(f"{path.stem}_0000.png"))
+    made, _ = import_dataset("folder", root, tmp_path / "channels")
+    assert made.cases == ("p", "q")
+    assert made.read_image("p").array.shape == (2, 1, 8, 9)
+    (root / "images" / "q_0001.png").unlink()
+    with pytest.raises(PclmixError, match=r"q_0000\.png: case 'q' has the channels 0; every case needs 0 to 1"):
+        import_dataset("folder", root, tmp_path / "no")
+
+
+def test_folder_of_colour_grey_and_palette_pictures(tmp_path):
+    root = pictures(tmp_path / "colour", ["a", "b"], values=(0, 1), nothing=2)
+    rng = np.random.default_rng(0)
+    for path in (root / "images").iterdir():
+        Image.fromarray(rng.integers(0, 255, (8, 9, 3), dtype=np.uint8)).save(path)
+    labels = root / "scribbles" / "a.png"
+    indices = Image.open(labels).copy()
+    indices.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+    indices.save(labels)
+    made, _ = import_dataset("folder", root, tmp_path / "out")
+    assert made.channels == ("R", "G", "B")
+    assert made.read_image("a").array.shape == (3, 1, 8, 9)
+    assert check(made).findings == ()
+
+    grey = pictures(tmp_path / "grey", ["a"], values=(0, 1), nothing=2)
+    path = grey / "images" / "a.png"
+    plane = np.asarray(Image.open(path))
+    Image.open(path).convert("RGB").save(path)
+    made, _ = import_dataset("folder", grey, tmp_path / "grey_out")
+    assert made.channels == ("image",)
+    np.testing.assert_array_equal(np.asarray(Image.open(made.image_paths("a")[0])), plane)
+
+
+def test_folder_of_tiff_stacks_keeps_the_spacing(tmp_path):
+    import tifffile
+
+    rng = np.random.default_rng(0)
+    images, scribbles = tmp_path / "images", tmp_path / "drawn"
+    images.mkdir()
+    scribbles.mkdir()
+    labels = np.full((5, 8, 9), 2, np.uint8)
+    labels[:, 1], labels[:, 5] = 0, 1
+    stack = rng.integers(0, 60000, (5, 8, 9), dtype=np.uint16)
+    tifffile.imwrite(images / "a.tif", stack)
+    tifffile.imwrite(scribbles / "a.tif", labels)
+    (images / "a.json").write_text(json.dumps({"spacing": [4, 0.5, 0.5]}))
+    made, _ = import_dataset("folder", images, tmp_path / "out", Options(scribbles=scribbles))
+    assert made.read_image("a").geometry.spacing == (4, 0.5, 0.5)
+    np.testing.assert_array_equal(made.read_image("a").array[0], stack)
+    assert check(made).findings == ()
+
+
+def test_folder_says_which_half_is_missing(tmp_path):
+    root = pictures(tmp_path / "src", ["a", "bb"], values=(0, 1), nothing=2)
+    (root / "scribbles" / "bb.png").unlink()
+    with pytest.raises(PclmixError, match=r"bb\.png has no scribble named 'bb'.*pclmix scribble"):
+        import_dataset("folder", root, tmp_path / "out")
+    (root / "images" / "bb.png").unlink()
+    (root / "images" / "a.png").unlink()
+    with pytest.raises(PclmixError, match="holds no image files"):
+        import_dataset("folder", root, tmp_path / "out")
+    shutil.rmtree(root / "scribbles")
+    with pytest.raises(PclmixError, match="no subfolder 'scribbles'; draw some from the masks"):
+        import_dataset("folder", root, tmp_path / "out")
