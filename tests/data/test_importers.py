@@ -311,6 +311,15 @@ def test_folder_of_tiff_stacks_keeps_the_spacing(tmp_path):
     assert check(made).findings == ()
 
 
+def test_folder_takes_labels_from_folders_below(tmp_path):
+    root = pictures(tmp_path / "src", ["a", "b"], values=(0, 1), nothing=2)
+    for name in ("a", "b"):
+        (root / "scribbles" / name).mkdir()
+        (root / "scribbles" / f"{name}.png").rename(root / "scribbles" / name / f"{name}_scribble.png")
+    made, _ = import_dataset("folder", root, tmp_path / "out")
+    assert made.cases == ("a", "b")
+
+
 def test_folder_says_which_half_is_missing(tmp_path):
     root = pictures(tmp_path / "src", ["a", "bb"], values=(0, 1), nothing=2)
     (root / "scribbles" / "bb.png").unlink()

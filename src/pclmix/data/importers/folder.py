@@ -81,7 +81,11 @@ def _subfolder(source: Path, names: Iterable[str]) -> Path | None:
 
 
 def _listing(folder: Path) -> list[Path]:
-    paths = [p for p in sorted(folder.iterdir()) if ending_of(p) and not p.name.startswith(".")]
+    """The image files of a folder or, where it holds none itself, of the folders below it."""
+    for found in (folder.iterdir(), folder.rglob("*")):
+        paths = sorted(p for p in found if ending_of(p) and not p.name.startswith("."))
+        if paths:
+            break
     if not paths:
         raise PclmixError(f"{folder} holds no image files; known endings are {', '.join(ENDINGS)}")
     return paths
