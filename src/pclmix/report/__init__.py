@@ -1,0 +1,1 @@
+"""Tables, figures and pages that say how runs compare."""

@@ -1,0 +1,199 @@
+"""The table of a comparison, once as numbers, then as Markdown, CSV, LaTeX and HTML."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pclmix.errors import PclmixError, nearest
+from pclmix.evaluate import Statistic
+from pclmix.report.runs import Run
+from pclmix.report.significance import AVERAGE, case_values, holm, paired_test
+
+Empty = Literal["50", "nan"]
+MARKS = ((0.01, "‡"), (0.05, "†"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean and sd as printed (Dice in percent), the rank among the ranked rows, and p against the chosen row."""
+
+    statistic: Statistic
+    scale: float
+    rank: int | None
+    p: float  #: corrected by Holm over the rows and columns of one measure; NaN in the chosen row
+
+    @property
+    def text(self) -> str:
+        if math.isnan(self.statistic.mean):
+            return "–"
+        return f"{self.scale * self.statistic.mean:.1f} ({self.scale * self.statistic.sd:.1f})"
+
+    @property
+    def mark(self) -> str:
+        return next((mark for level, mark in MARKS if self.p < level), "")
+
+
+@dataclass(frozen=True)
+class Table:
+    """`cells[row][column][measure]`; columns are the classes and the average, measures `Dice` and `HD95`."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: dict[str, dict[str, dict[str, Cell]]]
+    counts: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def build(runs: Sequence[Run], *, against: str, empty: Empty = "50", unranked: Collection[str] = ()) -> Table:
+    """Means, ranks and tests against the row `against`; rows in `unranked` (an upper bound) are never best."""
+    by_name = {run.name: run for run in runs}
+    for name in (against, *unranked):
+        if name not in by_name:
+            raise PclmixError(f"no run is called '{name}'.{nearest(name, by_name)} Known: {', '.join(by_name)}")
+    columns = (*runs[0].summary.names, AVERAGE)
+    source = {"Dice": "Dice", "HD95": "HD95_50" if empty == "50" else "HD95"}
+    cells: dict[str, dict[str, dict[str, Cell]]] = {run.name: {c: {} for c in columns} for run in runs}
+    for measure, key in source.items():
+        scale = 100.0 if measure == "Dice" else 1.0
+        tests = [(run.name, column) for run in runs for column in columns if run.name != against]
+        p_values = holm(
+            [
+                paired_test(case_values(by_name[n].summary, c, key), case_values(by_name[against].summary, c, key))
+                for n, c in tests
+            ]
+        )
+        p = dict(zip(tests, p_values, strict=True))
+        for column in columns:
+            stats = {run.name: _statistic(run, column, key) for run in runs}
+            ranks = _ranks(
+                {name: scale * s.mean for name, s in stats.items() if name not in unranked}, largest=measure == "Dice"
+            )
+            for name, statistic in stats.items():
+                cells[name][column][measure] = Cell(statistic, scale, ranks.get(name), p.get((name, column), math.nan))
+    counts = {run.name: len(run.summary.cases) for run in runs}
+    return Table(tuple(by_name), columns, cells, counts, _notes(runs, against, empty, unranked))
+
+
+def markdown(table: Table) -> str:
+    """GitHub's dialect: best bold, second underlined."""
+    heads = [f"{column} {measure}" for column in table.columns for measure in ("Dice ↑", "HD95 ↓")]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" + "|---:" * len(heads) + "|"]
+    for name in table.rows:
+        shown = [_dress(cell, "**{}**".format, "<u>{}</u>".format, str) for cell in _line(table, name)]
+        lines.append(f"| {name.replace('|', chr(92) + '|')} | " + " | ".join(shown) + " |")
+    return "\n".join([*lines, "", *(f"{note}  " for note in table.notes)]).rstrip() + "\n"
+
+
+def latex(table: Table) -> str:
+    r"""A tabular for booktabs: \usepackage{booktabs}."""
+    groups = " & ".join(rf"\multicolumn{{2}}{{c}}{{{_tex(column)}}}" for column in table.columns)
+    rules = " ".join(rf"\cmidrule(lr){{{2 + 2 * i}-{3 + 2 * i}}}" for i in range(len(table.columns)))
+    heads = " & ".join([r"Dice$\uparrow$ & HD95$\downarrow$"] * len(table.columns))
+    lines = [rf"\begin{{tabular}}{{l{'c' * (2 * len(table.columns))}}}", r"\toprule"]
+    lines += [rf"Methods & {groups} \\", rules, rf"& {heads} \\", r"\midrule"]
+    signs = {"": "", "†": r"$^{\dagger}$", "‡": r"$^{\ddagger}$"}
+    for name in table.rows:
+        shown = [
+            _dress(cell, r"\textbf{{{}}}".format, r"\underline{{{}}}".format, signs.__getitem__).replace("–", "--")
+            for cell in _line(table, name)
+        ]
+        lines.append(" & ".join([_tex(name), *shown]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """Plain numbers: mean, sd, values left out as NaN and corrected p of each column and measure."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    heads = [f"{c} {m}" for c in table.columns for m in ("Dice", "HD95")]
+    writer.writerow(["method", "cases", *(f"{head}{part}" for head in heads for part in ("", " sd", " nan", " p"))])
+    for name in table.rows:
+        numbers: list[object] = []
+        for cell in _line(table, name):
+            s = cell.statistic
+            numbers += [f"{cell.scale * s.mean:.4f}", f"{cell.scale * s.sd:.4f}", s.nan, f"{cell.p:.4g}"]
+        writer.writerow([name, table.counts[name], *numbers])
+    return out.getvalue()
+
+
+def as_html(table: Table) -> str:
+    """A <table> and its notes."""
+    groups = "".join(f'<th colspan="2">{html.escape(column)}</th>' for column in table.columns)
+    heads = "<th>Dice&nbsp;↑</th><th>HD95&nbsp;↓</th>" * len(table.columns)
+    body = []
+    for name in table.rows:
+        shown = "".join(
+            f"<td>{_dress(cell, '<b>{}</b>'.format, '<u>{}</u>'.format, '<sup>{}</sup>'.format)}</td>"
+            for cell in _line(table, name)
+        ).replace("<sup></sup>", "")
+        body.append(f"<tr><th scope='row'>{html.escape(name)}</th>{shown}</tr>")
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in table.notes)
+    return (
+        f'<table><thead><tr><th rowspan="2"></th>{groups}</tr><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table><ul class='notes'>{notes}</ul>"
+    )
+
+
+def _line(table: Table, name: str) -> list[Cell]:
+    return [table.cells[name][column][measure] for column in table.columns for measure in ("Dice", "HD95")]
+
+
+def _dress(cell: Cell, best: Callable[[str], str], second: Callable[[str], str], mark: Callable[[str], str]) -> str:
+    text = best(cell.text) if cell.rank == 1 else second(cell.text) if cell.rank == 2 else cell.text
+    return text + mark(cell.mark)
+
+
+def _statistic(run: Run, column: str, key: str) -> Statistic:
+    return run.summary.mean(key) if column == AVERAGE else run.summary.of_class(column, key)
+
+
+def _ranks(means: dict[str, float], *, largest: bool) -> dict[str, int]:
+    """1 for the best, 2 for the second; equal as printed is equal in rank. Nothing is ranked among fewer than two."""
+    shown = {name: round(value, 1) for name, value in means.items() if not math.isnan(value)}
+    if len(shown) < 2:
+        return {}
+    order = sorted(set(shown.values()), reverse=largest)[:2]
+    return {name: 1 + order.index(value) for name, value in shown.items() if value in order}
+
+
+def _notes(runs: Sequence[Run], against: str, empty: Empty, unranked: Collection[str]) -> tuple[str, ...]:
+    counts = {run.name: len(run.summary.cases) for run in runs}
+    cases = {frozenset(entry.case for entry in run.summary.cases) for run in runs}
+    rule = "counts as 50 mm" if empty == "50" else "is left out"
+    notes = [
+        f"Dice in percent and HD95 in mm, mean (standard deviation) over {min(counts.values())} cases. "
+        f"An empty prediction of a present class has Dice 0; in HD95 it {rule}. "
+        f"{AVERAGE}: classes and cases pooled. Best bold, second underlined."
+    ]
+    if len(runs) > 1:
+        notes.append(
+            f"† p < 0.05, ‡ p < 0.01 against {against}: Wilcoxon's signed-rank test over cases (for {AVERAGE}, their "
+            "means over classes), corrected by Holm over all rows and columns of one measure."
+        )
+    if unranked:
+        notes.append(f"Not ranked: {', '.join(unranked)}.")
+    if len(cases) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        notes.append(f"Rows are over different cases ({listed}); the tests use the shared ones.")
+    for run in runs:
+        empties = sum(run.summary.statuses(name)["empty prediction"] for name in run.summary.names)
+        if empties:
+            notes.append(f"{run.name}: {empties} empty prediction{'s' if empties > 1 else ''} of a present class.")
+        if run.summary.missing:
+            notes.append(f"{run.name}: no prediction for {', '.join(run.summary.missing)}.")
+        if run.summary.largest_component:
+            notes.append(f"{run.name}: the largest 3D component of each class.")
+    return tuple(notes)
+
+
+def _tex(text: str) -> str:
+    special = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"}
+    special |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
+    return "".join(special.get(letter, letter) for letter in text)
