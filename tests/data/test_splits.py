@@ -39,9 +39,26 @@ def test_acdc_folds_are_twenty_patient_numbers_each():
 
 
 def test_others_have_five_folds_or_as_many_as_patients():
-    assert len(default_splits(["a_01", "a_02", "b_01", "c_01"])) == 3
+    assert len(default_splits(["a1_01", "a1_02", "b_01", "c_01"])) == 3
     assert len(default_splits([f"scan{i}" for i in range(12)])) == 5
-    assert patient_of("P3_ED") == patient_of("P3_ES") == "P3"
+
+
+@pytest.mark.parametrize(
+    ("case", "patient"),
+    [
+        ("patient001_frame12", "patient001"),
+        ("patient001_frame12_slice_3", "patient001"),
+        ("patient001_02", "patient001"),
+        ("P3_ED", "P3"),
+        ("P3-t02", "P3"),
+        ("BRATS_001", "BRATS_001"),
+        ("BraTS2021_00001", "BraTS2021_00001"),
+        ("img_0001", "img_0001"),
+        ("scan_a", "scan_a"),
+    ],
+)
+def test_the_patient_of_a_case(case, patient):
+    assert patient_of(case) == patient
 
 
 def test_make_splits_says_what_it_cannot_do():

@@ -38,6 +38,9 @@ def import_(
     made, notes = import_dataset(kind, source, dataset, options, show=True)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
+    if len(made.splits()) == 1:
+        note = "all cases fall into one fold, which leaves none to train on; `pclmix split --folds N` makes others"
+        typer.echo(f"note: {note}", err=True)
     references = sum(made.has_reference(case) for case in made.cases)
     typer.echo(f"{dataset}: {len(made.cases)} cases, {references} with a dense mask, {len(made.splits())} folds")
     typer.echo(f"next: pclmix check {dataset}")

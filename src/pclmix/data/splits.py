@@ -10,8 +10,11 @@ import numpy as np
 
 from pclmix.errors import PclmixError, nearest
 
-#: The patient of `patient001_frame12`, `case7_ED` or `P3-t02` is what stands before the frame.
-PATIENT_PATTERN = r"^(?P<patient>.+?)(?:[_-](?:frame|fr|time|phase|t)?\d+|[_-](?:ED|ES))?$"
+#: The patient of `patient001_frame12`, `case7_ED`, `P3-t02` or `p7_frame01_slice_3` is what stands before the frame.
+#: A bare number is a frame only after a number (`patient001_02`): the one in `BRATS_001` or `img_0001` is the patient.
+PATIENT_PATTERN = (
+    r"^(?P<patient>.+?)(?:[_-](?:frame|fr|time|phase|slice|slc|t|z)[_-]?\d+|[_-](?:ED|ES)|(?<=\d)[_-]\d{1,2})*$"
+)
 _ACDC = re.compile(r"^patient(\d{3})(?:_frame\d+)?$")
 
 

@@ -25,7 +25,9 @@ def plan(source: Path, options: Options) -> Plan:
     options.only("wsl4mis", "nifti", "ignore")
     volumes: dict[str, Path] = {}
     for path in sorted(source.rglob("*.h5")):
-        if not _SLICE.search(path.stem) and volumes.setdefault(path.stem, path) != path:
+        if path.name.startswith(".") or _SLICE.search(path.stem):
+            continue
+        if volumes.setdefault(path.stem, path) != path:
             raise PclmixError(f"{volumes[path.stem]} and {path} are the same case twice; import one folder alone")
     if not volumes:
         raise PclmixError(f"{source} holds no HDF5 volumes; give the folder ACDC_training_volumes")
