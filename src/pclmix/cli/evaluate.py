@@ -102,10 +102,10 @@ def _print(console: Console, summary: Summary) -> None:
     if summary.against is not None:
         second = Table(title=f"difference to {summary.against.other}, {LEVEL:.0%} interval by patient")
         second.add_column("class")
-        for heading in ("Dice %", "HD95 mm", "empty = 50", "ASSD mm"):
+        for heading in ("Dice %", "HD95 mm", "ASSD mm"):  # three columns fit a terminal; the JSON has all
             second.add_column(heading, justify="right")
         for name, intervals in [*summary.against.classes.items(), ("all", summary.against.mean)]:
-            second.add_row(name, *(_interval(intervals[m], m) for m in MEASURES))
+            second.add_row(name, *(_interval(intervals[m], m) for m in ("Dice", "HD95", "ASSD")))
         console.print(second)
     if summary.without_reference:
         count = len(summary.without_reference)
@@ -123,6 +123,5 @@ def _interval(interval: Interval, measure: str) -> str:
     scale = 100 if measure == "Dice" else 1
     if math.isnan(interval.difference):
         return "-"
-    if math.isnan(interval.low):
-        return f"{scale * interval.difference:+.2f}"
-    return f"{scale * interval.difference:+.2f} [{scale * interval.low:+.2f}, {scale * interval.high:+.2f}]"
+    middle, low, high = (f"{scale * value:+.1f}" for value in (interval.difference, interval.low, interval.high))
+    return middle if math.isnan(interval.low) else f"{middle} [{low}, {high}]"
