@@ -53,8 +53,7 @@ def evaluate(
         return score_pair(pair, matched.labels, keep_largest=largest_component, ignore_headers=ignore_headers)
 
     by_number = []
-    # Threads, not processes: inflating, NumPy and the tree search all release the interpreter, and a caller that
-    # holds a GPU or has no __main__ guard is safe.
+    # Threads, not processes: a caller that holds a GPU, or a script without a __main__ guard, is safe.
     with ThreadPoolExecutor(max(1, min(workers, os.cpu_count() or 1))) as pool:
         for done, scores in enumerate(pool.map(score_one, matched.pairs), start=1):
             by_number.append(scores)
