@@ -17,7 +17,7 @@ from pclmix.losses.queue import PrototypeQueue
 from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
 from pclmix.methods.base import METHODS, Method, Task, Term, Terms
 from pclmix.mixing import make_mixer
-from pclmix.nets.dual import DualOutput, build_dual, forward_dual
+from pclmix.nets.dual import DualOutput, build_auxiliary, forward_dual
 
 
 class PCLMixParams(Section):
@@ -35,6 +35,7 @@ class PCLMixParams(Section):
     queue: Annotated[int, Field(ge=1)] = Field(500, description="Q, prototypes kept per class")
     temperature: Annotated[float, Field(gt=0)] = Field(0.07, description="tau of equation 8")
     embedding: Annotated[int, Field(ge=1)] = Field(256, description="D, width of the embedding")
+    swin_width: Annotated[int, Field(ge=6)] = Field(96, description="channels of the transformer decoder at stride 4")
     passes: Literal[1, 3] = Field(1, description="forward passes for the 3B images; BatchNorm sees each pass alone")
     drop_path: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="stochastic depth of the Swin blocks")
     absolute_position: bool = Field(False, description="absolute position embedding in the Swin decoder")
@@ -47,17 +48,10 @@ class PCLMix(Method):
     Params: ClassVar[type[Section]] = PCLMixParams
 
     def __init__(self, task: Task, params: PCLMixParams) -> None:
-        dual = build_dual(
-            task.net,
-            task.in_channels,
-            task.classes,
-            task.stride_in_1x1,
-            params.drop_path,
-            params.absolute_position,
-            params.embedding,
+        super().__init__(task, params)
+        self.aux, self.head = build_auxiliary(
+            self.net, task.classes, params.drop_path, params.absolute_position, params.embedding, params.swin_width
         )
-        super().__init__(task, params, dual.net)
-        self.aux, self.head = dual.aux, dual.head
         self.mixer = make_mixer(params.mixer, params.mixer_params)
         self.queue = PrototypeQueue(task.classes, params.embedding, params.queue)
 

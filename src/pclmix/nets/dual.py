@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pclmix.errors import PclmixError
 from pclmix.nets.embedding import EMBEDDING_WIDTH, EmbeddingHead
 from pclmix.nets.segmenter import Segmenter, build_segmenter
-from pclmix.nets.swin_decoder import SwinDecoder
+from pclmix.nets.swin_decoder import WIDTH, SwinDecoder
 
 CONTRAST_STRIDE = 8
 
@@ -51,12 +51,13 @@ def build_auxiliary(
     drop_path: float = 0.0,
     absolute_position: bool = False,
     embedding_width: int = EMBEDDING_WIDTH,
+    swin_width: int = WIDTH,
 ) -> tuple[SwinDecoder, EmbeddingHead]:
     """What training adds to `net`: the transformer decoder and the embedding head for its encoder's features."""
     strides, channels = net.encoder.strides, net.encoder.channels
     if strides[-4:] != SwinDecoder.strides:
         raise PclmixError("this network has no features at strides 4 to 32, which PCLMix needs: set net= to a resnet")
-    aux = SwinDecoder(channels, classes, drop_path=drop_path, absolute_position=absolute_position)
+    aux = SwinDecoder(channels, classes, drop_path, absolute_position, swin_width)
     return aux, EmbeddingHead(channels[strides.index(CONTRAST_STRIDE)], embedding_width)
 
 

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from pclmix.errors import PclmixError
 from pclmix.registry import Registry
 
-WIDTHS = (64, 128, 256, 512)
-
 
 @dataclass(frozen=True)
 class Depth:
-    """Which block a ResNet is made of, and how many of them each layer has."""
+    """Which block a ResNet is made of, how many of them each layer has, and how wide they are."""
 
     block: str
     layers: tuple[int, int, int, int]
     expansion: int
+    widths: tuple[int, int, int, int] = (64, 128, 256, 512)
 
 
 DEPTHS: Registry[Depth] = Registry("encoder")
+DEPTHS.register("resnet10")(Depth("basic", (1, 1, 1, 1), 1, (16, 32, 64, 128)))  # ours, thin: for a CPU
 DEPTHS.register("resnet18")(Depth("basic", (2, 2, 2, 2), 1))
 DEPTHS.register("resnet34")(Depth("basic", (3, 4, 6, 3), 1))
 DEPTHS.register("resnet50")(Depth("bottleneck", (3, 4, 6, 3), 4))
@@ -39,9 +39,9 @@ class Encoder(nn.Module):
 
 
 class ResNetEncoder(Encoder):
-    """ResNet-18, -34 or -50: image (B, C, H, W) to features at strides 2, 4, 8, 16, 32.
+    """A ResNet by name: image (B, C, H, W) to features at strides 2, 4, 8, 16, 32.
 
-    Channels are 64, 256, 512, 1024, 2048 for resnet50 and 64, 64, 128, 256, 512 for the two smaller ones.
+    Channels are 64, 256, 512, 1024, 2048 for resnet50, 64, 64, 128, 256, 512 for resnet18 and resnet34.
     `stride_in_1x1` moves the stride of layers 2 to 4 from the 3x3 to the first 1x1 convolution (some public weights
     were trained so); only resnet50 has that convolution. The layout of the weights is the same, the features are not.
     """
@@ -58,12 +58,12 @@ class ResNetEncoder(Encoder):
 
         self.name = name
         self.stride_in_1x1 = stride_in_1x1
-        self.channels = (WIDTHS[0], *(width * depth.expansion for width in WIDTHS))
+        self.channels = (depth.widths[0], *(width * depth.expansion for width in depth.widths))
         # MONAI's own resnet18 and resnet34 pad the shortcut with zeros; shortcut "B" is the convolution of torchvision.
         body = ResNet(
             block=depth.block,
             layers=list(depth.layers),
-            block_inplanes=list(WIDTHS),
+            block_inplanes=list(depth.widths),
             spatial_dims=2,
             n_input_channels=in_channels,
             conv1_t_stride=2,

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pclmix.errors import PclmixError
 from pclmix.nets.swin_block import LayerNorm, SwinBlock
 
-WIDTHS = (96, 192, 384, 768)
+WIDTH = 96
 HEADS = (3, 6, 12, 24)
 WINDOW = 8
 
@@ -67,9 +68,9 @@ def unfold_pixels(x: Tensor, factor: int) -> Tensor:
 class SwinDecoder(nn.Module):
     """Encoder features (strides 4, 8, 16, 32 are read) to logits (B, K, H, W), for sides that are multiples of 32.
 
-    Features are projected to 96, 192, 384, 768 channels. From the coarsest on: two Swin blocks (heads 24, 12, 6, 3;
-    window 8; the second shifted where the map is larger than the window), patch-expand x2, and a linear fusion with
-    the next feature. After the last pair patch-expand x4 and a 1x1 head.
+    Features are projected to 96, 192, 384, 768 channels (`width` times 1, 2, 4, 8). From the coarsest on: two Swin
+    blocks (heads 24, 12, 6, 3; window 8; the second shifted where the map is larger than the window), patch-expand
+    x2, and a linear fusion with the next feature. After the last pair patch-expand x4 and a 1x1 head.
 
     `drop_path` is the rate of the finest stage's last block, growing linearly from 0 at the first one.
     `absolute_position` adds a learnt 8 x 8 grid to the coarsest map, resized to it where the image is not 256 x 256.
@@ -78,21 +79,29 @@ class SwinDecoder(nn.Module):
     strides = (4, 8, 16, 32)
 
     def __init__(
-        self, channels: Sequence[int], classes: int, drop_path: float = 0.0, absolute_position: bool = False
+        self,
+        channels: Sequence[int],
+        classes: int,
+        drop_path: float = 0.0,
+        absolute_position: bool = False,
+        width: int = WIDTH,
     ) -> None:
         super().__init__()
-        rates = torch.linspace(0, drop_path, 2 * len(WIDTHS)).view(-1, 2).tolist()
-        self.project = nn.ModuleList(nn.Linear(a, b) for a, b in zip(channels[-4:], WIDTHS, strict=True))
+        if width % (2 * HEADS[0]):
+            raise PclmixError(f"the transformer decoder's width is {width}; it must be a multiple of {2 * HEADS[0]}")
+        widths = [width * 2**level for level in range(4)]
+        rates = torch.linspace(0, drop_path, 2 * len(widths)).view(-1, 2).tolist()
+        self.project = nn.ModuleList(nn.Linear(a, b) for a, b in zip(channels[-4:], widths, strict=True))
         self.blocks = nn.ModuleList(
             nn.Sequential(
-                SwinBlock(width, heads, WINDOW, shifted=False, drop_path=first),
-                SwinBlock(width, heads, WINDOW, shifted=True, drop_path=second),
+                SwinBlock(own, heads, WINDOW, shifted=False, drop_path=first),
+                SwinBlock(own, heads, WINDOW, shifted=True, drop_path=second),
             )
-            for width, heads, (first, second) in zip(WIDTHS, HEADS, reversed(rates), strict=True)
+            for own, heads, (first, second) in zip(widths, HEADS, reversed(rates), strict=True)
         )
-        self.expand = nn.ModuleList(PatchExpand(width) for width in WIDTHS[1:])
-        self.fuse = nn.ModuleList(nn.Linear(2 * width, width) for width in WIDTHS[:-1])
-        self.final = ExpandAndClassify(WIDTHS[0], classes)
+        self.expand = nn.ModuleList(PatchExpand(own) for own in widths[1:])
+        self.fuse = nn.ModuleList(nn.Linear(2 * own, own) for own in widths[:-1])
+        self.final = ExpandAndClassify(widths[0], classes)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
@@ -100,7 +109,7 @@ class SwinDecoder(nn.Module):
                     nn.init.zeros_(module.bias)
         self.position: nn.Parameter | None = None
         if absolute_position:
-            self.position = nn.Parameter(torch.zeros(1, WIDTHS[-1], 8, 8))
+            self.position = nn.Parameter(torch.zeros(1, widths[-1], 8, 8))
             nn.init.normal_(self.position, std=0.02)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:

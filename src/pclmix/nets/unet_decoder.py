@@ -42,17 +42,19 @@ class Stage(nn.Module):
 class UNetDecoder(nn.Module):
     """Features at strides 2, 4, 8, 16, 32 to logits (B, K, H, W); widths 256, 128, 64, 32, 16, then a 3x3 head.
 
-    `channels` are the encoder's, finest first. The last stage reaches stride 1, where the encoder has no skip to give.
+    `channels` are the encoder's, finest first; no stage is wider than half of the deepest. The last stage reaches
+    stride 1, where the encoder has no skip to give.
     """
 
     def __init__(self, channels: Sequence[int], classes: int) -> None:
         super().__init__()
         *skips, deepest = channels
-        inputs = [deepest, *WIDTHS[:-1]]
+        widths = [min(width, deepest // 2) for width in WIDTHS]
+        inputs = [deepest, *widths[:-1]]
         self.stages = nn.ModuleList(
-            Stage(a, b, c) for a, b, c in zip(inputs, [*reversed(skips), 0], WIDTHS, strict=True)
+            Stage(a, b, c) for a, b, c in zip(inputs, [*reversed(skips), 0], widths, strict=True)
         )
-        self.head = nn.Conv2d(WIDTHS[-1], classes, 3, padding=1)
+        self.head = nn.Conv2d(widths[-1], classes, 3, padding=1)
         for module in self.stages.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_uniform_(module.weight, mode="fan_in", nonlinearity="relu")
