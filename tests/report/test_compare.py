@@ -148,10 +148,12 @@ def test_nnunet_summary_and_prediction_folders(root, monkeypatch):
 
 def test_nnunet_empty_masks_and_bad_files(tmp_path):
     rows = {"1": {"Dice": 0.0, "n_pred": 0, "n_ref": 5}, "2": {"Dice": math.nan, "n_pred": 0, "n_ref": 0}}
+    rows["3"] = {"Dice": None, "n_pred": 0, "n_ref": 0}
     path = tmp_path / "summary.json"
     path.write_text(json.dumps({"metric_per_case": [{"metrics": rows, "prediction_file": "a/b/c1.nii.gz"}]}))
     case = read_runs([str(path)])[0].summary.cases[0]
     assert (case.case, case.classes["1"].status, case.classes["2"].status) == ("c1", "empty prediction", "absent")
+    assert case.classes["3"].status == "absent"
     path.write_text(json.dumps({"metric_per_case": [{"metrics": {"(1, 2)": rows["1"]}, "prediction_file": "c"}]}))
     with pytest.raises(PclmixError, match="region"):
         read_runs([str(path)])

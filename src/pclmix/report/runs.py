@@ -65,7 +65,7 @@ def _label(key: str, where: Path) -> int:
 
 
 def _nnunet_scores(row: Any) -> Scores:
-    dice = float(row["Dice"])
+    dice = NAN if row["Dice"] is None else float(row["Dice"])  # some writers put null for NaN
     predicted, present = row.get("n_pred", 1), row.get("n_ref", 1)
     status: Status = "scored"
     if math.isnan(dice) or not (predicted or present):
