@@ -56,6 +56,16 @@ def test_acdc_sample_is_copied_byte_for_byte(tmp_path):
     }
 
 
+def test_acdc_files_are_the_sources_own_bytes(acdc_tree, dataset):
+    made = Dataset.open(dataset)
+    for path, name in (
+        (made.image_paths(CASE)[0], CASE),
+        (made.scribble_path(CASE), f"{CASE}_scribble"),
+        (made.reference_path(CASE), f"{CASE}_gt"),
+    ):
+        assert path.read_bytes() == (acdc_tree / "patient001" / f"{name}.nii.gz").read_bytes()
+
+
 def test_what_is_written_follows_nnunet(dataset):
     content = json.loads((dataset / "dataset.json").read_text())
     assert content["labels"] == {"background": 0, "RV": 1, "Myo": 2, "LV": 3, "ignore": 4}
