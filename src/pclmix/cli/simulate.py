@@ -20,14 +20,15 @@ def phantom(
 
     Cases are named phantomXXX_frame01 (relaxed) and phantomXXX_frame02 (contracted); the classes are RV, Myo, LV.
     """
+    from rich.console import Console
     from rich.progress import Progress
 
     from pclmix.data.phantom import make_phantom
 
-    with Progress(transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("making cases", total=2 * cases)
         names = make_phantom(out, cases, seed, progress=lambda _: bar.advance(task))
-    typer.echo(f"{out}: {len(names)} cases of {cases} patients. Next: pclmix check {out}")
+    typer.echo(f"{out}: {len(names)} cases of {cases} patients; next: pclmix check {out}")
 
 
 @app.command(epilog="Example: pclmix scribble masks scribbles --amount 0.5 --seed 1")
