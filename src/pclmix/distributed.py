@@ -41,7 +41,7 @@ def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
     flat = torch.cat([g.reshape(-1) for g in gradients])
     dist.all_reduce(flat)
     flat /= world_size()
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+    for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pclmix.errors import PclmixError
 from pclmix.files import atomic_path
+from pclmix.nets.segmenter import Segmenter, build_segmenter
 
 FORMAT = 1
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
@@ -42,13 +43,13 @@ def save_checkpoint(run: Path, content: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, map_location: str = "cpu", lazy: bool = False) -> dict[str, Any]:
-    """Read one checkpoint after verifying every byte of it; `lazy` maps the file instead of reading all of it."""
+    """Read one checkpoint after verifying every byte of it; `lazy` maps the file, for who needs a part of it."""
     path = Path(path)
     if not path.is_file():
         raise PclmixError(f"{path} does not exist; a checkpoint or a run folder is needed")
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = None if lazy else archive.testzip()
+            damaged = archive.testzip()
         if damaged is not None:
             raise PclmixError(f"{path} is damaged (in {damaged}); use the checkpoint before it or train again")
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=lazy)
@@ -67,13 +68,13 @@ def load_checkpoint(path: Path, *, map_location: str = "cpu", lazy: bool = False
     return content
 
 
-def load_newest(run: Path) -> dict[str, Any] | None:
+def load_newest(run: Path, *, lazy: bool = False) -> dict[str, Any] | None:
     """The newest checkpoint of a run that can be read, falling back with a warning; None where there is none."""
     paths = [p for p in (Path(run) / LAST, Path(run) / PREVIOUS) if p.exists()]
     problems = []
     for path in paths:
         try:
-            return load_checkpoint(path)
+            return load_checkpoint(path, lazy=lazy)
         except PclmixError as error:
             problems.append(str(error))
             log.warning("%s; trying the checkpoint before it", error)
@@ -93,6 +94,13 @@ def find_checkpoint(model: Path) -> Path:
     return model
 
 
+def open_model(model: Path) -> dict[str, Any]:
+    """The checkpoint behind MODEL, mapped; of a run folder the newest one that can be read."""
+    path = find_checkpoint(model)
+    content = load_newest(path.parent, lazy=True) if Path(model).is_dir() else None
+    return content if content is not None else load_checkpoint(path, lazy=True)
+
+
 def trained_state(content: dict[str, Any]) -> dict[str, Tensor]:
     """The weights to predict with: the average where the run kept one, else the last."""
     state: dict[str, Tensor] = dict(content["method"])
@@ -106,3 +114,18 @@ def trained_state(content: dict[str, Any]) -> dict[str, Tensor]:
 def inference_state(content: dict[str, Any]) -> dict[str, Tensor]:
     """Weights of the inference model alone (`net.`), from the average where the run kept one."""
     return {k.removeprefix("net."): v for k, v in trained_state(content).items() if k.startswith("net.")}
+
+
+def build_net(content: dict[str, Any]) -> Segmenter:
+    """The inference model of a checkpoint: encoder and CNN decoder, ready to predict. No transformer is built."""
+    config, classes = content["config"], len(content["labels"]["names"])
+    net = build_segmenter(config["net"], len(content["channels"]), classes, config["encoder"]["stride_in_1x1"])
+    try:
+        net.load_state_dict(inference_state(content))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise PclmixError(
+            f"the checkpoint's weights do not fit what it says of itself ({config['net']}, {classes} classes, "
+            f"{len(content['channels'])} channels): {reason}; was it changed by hand? Train again or use another"
+        ) from error
+    return net.eval()

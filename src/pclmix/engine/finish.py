@@ -10,34 +10,23 @@ import numpy as np
 import torch
 
 from pclmix.data.store import Store
-from pclmix.engine.checkpoint import LAST, inference_state, load_checkpoint
+from pclmix.engine.checkpoint import LAST, build_net, load_checkpoint
 from pclmix.engine.runlog import read_metrics
 from pclmix.engine.validate import agreement
 from pclmix.files import atomic_path
 from pclmix.labels import IGNORE, Labels
 from pclmix.losses.uncertainty import entropy
-from pclmix.nets.segmenter import Segmenter, build_segmenter
+from pclmix.nets.segmenter import Segmenter
 
 LOSSES, EXAMPLES, CASES = "losses.png", "examples.png", "training_cases.csv"
 
 
 def finish_run(run: Path, labels: Labels, store: Store, device: torch.device) -> None:
     """Write losses.png, examples.png and training_cases.csv from the last checkpoint and the training slices."""
-    net = load_net(run / LAST, device)
+    net = build_net(load_checkpoint(run / LAST, lazy=True)).to(device)
     _write_cases(run / CASES, agreement(net, store, device, labels.count), store, labels)
     _plot_losses(run)
     _plot_examples(run, net, store, labels, device)
-
-
-def load_net(path: Path, device: torch.device) -> Segmenter:
-    """The inference model of a checkpoint, ready to predict."""
-    content = load_checkpoint(path, lazy=True)
-    config = content["config"]
-    net = build_segmenter(
-        config["net"], len(content["channels"]), len(content["labels"]["names"]), config["encoder"]["stride_in_1x1"]
-    )
-    net.load_state_dict(inference_state(content))
-    return net.to(device).eval()
 
 
 def _write_cases(path: Path, counts: torch.Tensor, store: Store, labels: Labels) -> None:

@@ -15,9 +15,12 @@ from pclmix.config import Config, load_config, override_config
 from pclmix.data.dataset import Dataset
 from pclmix.engine.checkpoint import LAST, load_newest
 from pclmix.engine.loop import train
+from pclmix.engine.prepare import prepare
 from pclmix.engine.runlog import RUN
+from pclmix.engine.state import require_same
 from pclmix.errors import PclmixError
 from pclmix.files import read_json, refuse_existing
+from pclmix.methods.base import build_params, find_method
 
 
 def run_training(
@@ -34,7 +37,10 @@ def run_training(
     nodes: int = 1,
     console: Console | None = None,
 ) -> bool:
-    """Train into `out` as the command line does; True when finished, False when interrupted."""
+    """Train into `out` as the command line does; True when finished, False when interrupted.
+
+    A resume repeats the run's own settings where none are given, and refuses others.
+    """
     console = console or Console(stderr=True)
     out = Path(out)
     content = load_newest(out) if resume else None
@@ -42,24 +48,31 @@ def run_training(
         config = override_config(content["config"], method, overrides)
     else:
         config = load_config(recipe or "fast", method, overrides)
+    params = build_params(find_method(config.method), config.params)
+    config = config.model_copy(update={"params": params.model_dump(mode="json")})
     if not resume:
         refuse_existing(out)
-    elif _finished(out, content, config):
-        console.print(f"{out} is finished already: {_steps(content)} steps. Nothing to do.", highlight=False)
-        return True
+    kind = choose_device(device, devices, nodes)
     data = Dataset.open(dataset)
-    fabric = make_fabric(device, devices, nodes)
-    finished = train(data, out, config, fold=fold, resume=content is not None, fabric=fabric, console=console)
+    if content is not None:
+        fold = content["run"]["fold"] if fold is None else fold
+        require_same(content, config, fold, out)
+        if _finished(out, content, config):
+            console.print(f"{out} is finished already: {content['step']} steps. Nothing to do.", highlight=False)
+            return True
+    prepared = prepare(data, config, fold, console)
+    fabric = launch(kind, devices, nodes)
+    finished = train(data, prepared, out, config, content, fabric, console)
     if fabric.is_global_zero:
         if finished:
-            console.print(f"finished: {out / LAST}", highlight=False)
+            console.print(f"finished: {out / LAST}", highlight=False, soft_wrap=True)
         else:
-            console.print(f"stopped and saved. Go on with the same command and --resume ({out})", highlight=False)
+            console.print(f"stopped and saved. Go on with: pclmix train {dataset} --out {out} --resume", soft_wrap=True)
     return finished
 
 
-def make_fabric(device: str, devices: int = 1, nodes: int = 1) -> Fabric:
-    """Launched: one process for one device, else one a device (started here, by torchrun or by Slurm)."""
+def choose_device(device: str, devices: int = 1, nodes: int = 1) -> str:
+    """cpu or cuda, refused with the way out where it cannot be had."""
     if device not in ("auto", "cpu", "cuda"):
         raise PclmixError(f"--device {device} is not known; use auto, cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
@@ -69,18 +82,17 @@ def make_fabric(device: str, devices: int = 1, nodes: int = 1) -> Fabric:
     kind = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise PclmixError(f"--devices {devices}: only {torch.cuda.device_count()} CUDA device(s) here")
+    return kind
+
+
+def launch(kind: str, devices: int = 1, nodes: int = 1) -> Fabric:
+    """One process for one device, else one a device: started here, by torchrun or by Slurm."""
     strategy: Any = DDPStrategy() if devices * nodes > 1 else "auto"
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()
     return fabric
 
 
-def _finished(out: Path, content: dict[str, Any] | None, config: Config) -> bool:
-    if content is None:
-        return False
+def _finished(out: Path, content: dict[str, Any], config: Config) -> bool:
     status = read_json(out / RUN).get("status") if (out / RUN).is_file() else None
     return status == "finished" and (config.engine.seconds is not None or content["step"] >= config.engine.iterations)
-
-
-def _steps(content: dict[str, Any] | None) -> int:
-    return int(content["step"]) if content is not None else 0

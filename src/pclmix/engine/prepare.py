@@ -1,0 +1,73 @@
+"""Before the loop: the cases of a run, checked and prepared. The test fold is never opened here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from pclmix.config import Config
+from pclmix.data.check import require_sound
+from pclmix.data.dataset import Dataset
+from pclmix.data.splits import validation_cut
+from pclmix.data.store import Settings, Source, Store, open_store
+from pclmix.errors import PclmixError
+from pclmix.methods.base import Method, find_method
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The slices to train on and, where asked for, those of held-out training patients."""
+
+    fold: int | None
+    cases: tuple[str, ...]
+    train: Store
+    validation: Store | None
+
+
+def prepare(dataset: Dataset, config: Config, fold: int | None, console: Console) -> Prepared:
+    """Check the training cases and open their stores; the first process of a node does the work, others find it done.
+
+    Called before processes are launched, so that a bad dataset ends one process with one message.
+    """
+    cases = dataset.cases if fold is None else dataset.fold(fold).train
+    if not cases:
+        raise PclmixError(f"{dataset.root}: there is no case to train on" + (f" in fold {fold}" if fold else ""))
+    method = find_method(config.method)
+    leader = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+    if leader:
+        require_sound(dataset, cases, references=_source(method) == "reference", show=console.is_terminal)
+    split = validation_cut(cases, config.data.validation, config.seed, dataset.patient_pattern)
+    show = _bar("preparing", console, quiet=not (leader and console.is_terminal))
+    maps = config.method if method.has_maps() else ""
+    settings = Settings(config.data.size, config.data.intensity, _source(method), maps)
+    precompute = method.precompute if maps else None
+    store = open_store(dataset, split.train, settings, precompute=precompute, progress=show)
+    _require_classes(store, dataset)
+    held = None
+    if split.test:
+        held = open_store(dataset, split.test, Settings(config.data.size, config.data.intensity), progress=show)
+    return Prepared(fold, split.train, store, held)
+
+
+def _source(method: type[Method]) -> Source:
+    return "reference" if method.needs == "dense masks" else "scribble"
+
+
+def _bar(title: str, console: Console, quiet: bool) -> Callable[[Iterable[Any], int], Iterable[Any]]:
+    return lambda items, total: track(items, title, total, console=console, disable=quiet, transient=True)
+
+
+def _require_classes(store: Store, dataset: Dataset) -> None:
+    seen = np.unique(store.labels[:, 0])
+    missing = [name for k, name in enumerate(dataset.labels.names) if k not in seen]
+    if missing:
+        raise PclmixError(
+            f"{dataset.root}: no scribble of class {', '.join(missing)} in any training case; "
+            "draw some, or remove the class from dataset.json"
+        )
