@@ -15,11 +15,14 @@ from pclmix.config import Augment
 from pclmix.labels import IGNORE
 
 
-def augment(image: Tensor, label: Tensor, config: Augment, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Image (B, C, H, W) and labels (B, M, H, W) under the same drawn transforms; labels are filled with IGNORE."""
+def augment(image: Tensor, label: Tensor, config: Augment, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Image (B, C, H, W) and labels (B, M, H, W) under the same drawn transforms; labels are filled with IGNORE.
+
+    The third result is the affine maps (B, 2, 3) that were drawn.
+    """
     theta = draw_affine(image.shape[0], (image.shape[-2], image.shape[-1]), config, generator)
     image, label = warp(image, label, theta)
-    return intensity(image, config, generator), label
+    return intensity(image, config, generator), label, theta
 
 
 def draw_affine(count: int, size: tuple[int, int], config: Augment, generator: Generator) -> Tensor:

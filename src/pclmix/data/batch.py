@@ -16,3 +16,4 @@ class Batch:
     label: Tensor
     index: Tensor  #: (B,) position of each slice in the training store
     maps: Mapping[str, Tensor] = field(default_factory=dict)  #: the method's own label maps, each (B, H, W)
+    theta: Tensor | None = None  #: (B, 2, 3) the affine map of each image's augmentation, output to input; None: none

@@ -57,11 +57,11 @@ class TrainStep:
 
     def _body(self) -> None:
         config, device = self.config, self.feed.device
-        image, labels = augment(self.feed.image, self.feed.label, config.augment, self.generator)
+        image, labels, theta = augment(self.feed.image, self.feed.label, config.augment, self.generator)
         if config.engine.channels_last:
             image = image.contiguous(memory_format=torch.channels_last)
         maps = {name: labels[:, 1 + m] for m, name in enumerate(self.maps)}
-        batch = Batch(image, labels[:, 0], self.feed.index, maps)
+        batch = Batch(image, labels[:, 0], self.feed.index, maps, theta)
         for parameter in self.parameters:
             parameter.grad = None
         bf16 = config.engine.precision == "bf16"

@@ -33,6 +33,17 @@ Terms = dict[str, Term]
 
 
 @dataclass(frozen=True)
+class Passes:
+    """What one step sends through `Method.forward`, in batches of B images; fractions count too.
+
+    A network that is not trained, such as a teacher, counts as the same network without its backward pass.
+    """
+
+    trained: float = 1.0  #: forward and backward
+    inferred: float = 0.0  #: forward alone, without a gradient
+
+
+@dataclass(frozen=True)
 class Task:
     """What the data asks of the networks."""
 
@@ -51,6 +62,9 @@ class Method(nn.Module):
     source: ClassVar[str]  #: where it was published
     needs: ClassVar[Literal["scribbles", "dense masks"]] = "scribbles"
     Params: ClassVar[type[Section]] = Section
+    #: The networks that can predict, each alone; the first is the method's answer. All start from encoder.weights.
+    inference_nets: ClassVar[tuple[str, ...]] = ("net",)
+    passes: ClassVar[Passes] = Passes()  #: what benchmarks/methods.py measures a step against
 
     net: Segmenter
 
@@ -60,6 +74,10 @@ class Method(nn.Module):
         self.task = task
         self.params = params
         self.net = net or build_segmenter(task.net, task.in_channels, task.classes, task.stride_in_1x1)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        """What training computes of images (B, C, H, W) in one pass: the logits of every decoder, `net`'s first."""
+        return (self.net(image),)
 
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
         """Loss terms of one batch; `progress` is t/T as a tensor without axes, randomness comes from `generator`."""
