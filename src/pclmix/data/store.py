@@ -62,19 +62,31 @@ class Store:
         return int(self.images.nbytes + self.labels.nbytes)
 
 
-def normalise(array: npt.NDArray[Any], intensity: str) -> npt.NDArray[np.float32]:
-    """Intensities (C, Z, H, W) to [0, 1], per channel and slice or per channel and volume; constant becomes 0."""
-    array = array.astype(np.float32)
+Range = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+
+def intensity_range(array: npt.NDArray[Any], intensity: str) -> Range:
+    """Lowest and highest value of (C, Z, H, W), per channel and slice or per channel and volume, axes kept."""
     axes = (2, 3) if intensity == "slice" else (1, 2, 3)
-    low = array.min(axis=axes, keepdims=True)
-    span = array.max(axis=axes, keepdims=True) - low
+    low, high = array.min(axis=axes, keepdims=True), array.max(axis=axes, keepdims=True)
+    return low.astype(np.float32), high.astype(np.float32)
+
+
+def normalise(array: npt.NDArray[Any], intensity: str, limits: Range | None = None) -> npt.NDArray[np.float32]:
+    """Intensities (C, Z, H, W) to [0, 1], per channel and slice or per channel and volume; constant becomes 0.
+
+    `limits` are given where `array` is a part of the volume that they were taken from.
+    """
+    low, high = limits or intensity_range(array, intensity)
+    span = high - low
+    array = array.astype(np.float32)
     scaled: npt.NDArray[np.float32] = np.divide(array - low, span, out=np.zeros_like(array), where=span > 0)
     return scaled
 
 
-def prepare_image(array: npt.NDArray[Any], settings: Settings) -> npt.NDArray[np.float32]:
+def prepare_image(array: npt.NDArray[Any], settings: Settings, limits: Range | None = None) -> npt.NDArray[np.float32]:
     """An image (C, Z, H, W) as the network sees it: slices (Z, C, *size) in [0, 1]."""
-    return resize_linear(normalise(array, settings.intensity), settings.size).swapaxes(0, 1)
+    return resize_linear(normalise(array, settings.intensity, limits), settings.size).swapaxes(0, 1)
 
 
 def open_store(

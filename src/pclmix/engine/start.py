@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pclmix.config import Config, load_config, override_config
 from pclmix.data.dataset import Dataset
+from pclmix.device import device_kind
 from pclmix.engine.checkpoint import LAST, load_newest
 from pclmix.engine.loop import train
 from pclmix.engine.prepare import prepare
@@ -56,7 +57,7 @@ def run_training(
     data = Dataset.open(dataset)
     if content is not None:
         fold = content["run"]["fold"] if fold is None else fold
-        require_same(content, config, fold, out)
+        require_same(content, config, data, fold, out)
         if _finished(out, content, config):
             console.print(f"{out} is finished already: {content['step']} steps. Nothing to do.", highlight=False)
             return True
@@ -73,13 +74,9 @@ def run_training(
 
 def choose_device(device: str, devices: int = 1, nodes: int = 1) -> str:
     """cpu or cuda, refused with the way out where it cannot be had."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise PclmixError(f"--device {device} is not known; use auto, cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise PclmixError("--device cuda: no CUDA device can be used here; use --device cpu, or check the driver")
+    kind = device_kind(device)
     if devices < 1 or nodes < 1:
         raise PclmixError(f"--devices {devices} --nodes {nodes}: both must be at least 1")
-    kind = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise PclmixError(f"--devices {devices}: only {torch.cuda.device_count()} CUDA device(s) here")
     return kind

@@ -51,8 +51,17 @@ def about(dataset: Dataset, config: Config, cases: Sequence[str], fold: int | No
     }
 
 
-def require_same(content: dict[str, Any], config: Config, fold: int | None, run: Path) -> None:
+def require_same(content: dict[str, Any], config: Config, dataset: Dataset, fold: int | None, run: Path) -> None:
     """A resume must go on with what was begun."""
+    for what, before, here in (
+        ("classes", content["labels"]["names"], dataset.labels.names),
+        ("channels", content["channels"], dataset.channels),
+    ):
+        if list(before) != list(here):
+            raise PclmixError(
+                f"{run} was trained on the {what} {', '.join(before)}, {dataset.root} has {', '.join(here)}; "
+                "give the dataset it was trained on, or another --out"
+            )
     then, now = flatten(content["config"]), flatten(config.model_dump(mode="json"))
     changed = [key for key in now if now[key] != then.get(key)]
     if changed:

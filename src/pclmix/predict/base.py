@@ -1,0 +1,148 @@
+"""What every predictor does, whatever runs its network: slices in, label maps at the image's own size out.
+
+Nothing here needs torch: a network that runs elsewhere fills in `_run` and is a predictor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pclmix.data.components import largest_component as keep_largest
+from pclmix.data.dataset import read_channels
+from pclmix.data.store import Settings, intensity_range, prepare_image
+from pclmix.data.volume import Geometry, stem_of, write_labels
+from pclmix.errors import PclmixError
+from pclmix.files import write_json
+from pclmix.labels import Labels
+from pclmix.predict.inputs import channel_files
+
+Array = npt.NDArray[Any]
+TTA = Literal["none", "flip"]
+Wanted = Literal["labels", "probabilities", "logits"]
+#: Axes of (B, C, H, W) that test-time flips turn over: none, W, H, both.
+FLIPS: tuple[tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))
+
+
+@dataclass(frozen=True)
+class About:
+    """What a model says of itself."""
+
+    source: str  #: the file or folder it was loaded from
+    identity: str  #: changes when the weights do
+    labels: Labels
+    channels: tuple[str, ...]
+    size: tuple[int, int]  #: what every slice is resized to, H and W
+    intensity: Literal["slice", "volume"]
+    dataset: str = ""  #: name of the dataset it was trained on
+    trained_on: tuple[str, ...] = ()  #: the cases of it that training saw
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.size, self.intensity)
+
+
+class Predictor(ABC):
+    """A model that is ready to predict. `batch` slices go through the network at once."""
+
+    def __init__(self, about: About, batch: int) -> None:
+        if batch < 1:
+            raise PclmixError(f"--batch {batch}: at least one slice must go through the network at once")
+        self.about = about
+        self.batch = batch
+
+    @abstractmethod
+    def _run(self, batches: Iterable[Array], size: tuple[int, int], tta: TTA, wanted: Wanted) -> Iterator[Array]:
+        """For each batch of prepared slices (B, C, h, w): labels (B, H, W), or scores (B, K, H, W) in float32.
+
+        Scores are resized to `size`, then the largest is the label. `flip` averages the softmax over FLIPS.
+        """
+
+    def predict(
+        self,
+        array: Array,
+        spacing: Sequence[float] | None = None,
+        *,
+        tta: TTA = "none",
+        largest_component: bool = False,
+    ) -> Array:
+        """Labels (Z, H, W) of an image (C, Z, H, W), or of one channel as (Z, H, W) or (H, W).
+
+        Intensities may be in any unit. `spacing`, (z, y, x) in mm, describes the array; slices are predicted pixel by
+        pixel and do not depend on it. Memory beyond image and result is that of a few batches of slices.
+        """
+        image = self.as_image(array, spacing)
+        labels = self.label(self.batches(image), (image.shape[2], image.shape[3]), tta)
+        return self.largest(labels) if largest_component else labels
+
+    def probabilities(self, array: Array, spacing: Sequence[float] | None = None, *, tta: TTA = "none") -> Array:
+        """Softmax (Z, K, H, W) at the image's own size, float32."""
+        return self._scores(array, spacing, tta, "probabilities")
+
+    def logits(self, array: Array, spacing: Sequence[float] | None = None) -> Array:
+        """Logits (Z, K, H, W) resized to the image's own size, float32."""
+        return self._scores(array, spacing, "none", "logits")
+
+    def predict_file(
+        self, image: Path | str, out: Path | str, *, tta: TTA = "none", largest_component: bool = False
+    ) -> Array:
+        """Predict one image (CASE_0000 stands for all its channels), write the labels over its grid, return them."""
+        array, geometry = self.read(channel_files(Path(image), len(self.about.channels))[1])
+        labels = self.predict(array, geometry.spacing, tta=tta, largest_component=largest_component)
+        self.write(Path(out), labels, geometry)
+        return labels
+
+    def read(self, paths: Sequence[Path]) -> tuple[Array, Geometry]:
+        """The channels of one image, as many as the model takes."""
+        volume = read_channels(paths, len(self.about.channels))
+        return volume.array, volume.geometry
+
+    def write(self, path: Path, labels: Array, like: Geometry) -> None:
+        """Write a label map; a picture has no header, so its spacing goes beside it, as nnU-Net wants it."""
+        write_labels(path, labels, like, self.about.labels.names)
+        if like.header is None and like.spacing != (1.0, 1.0, 1.0):
+            write_json(path.with_name(f"{stem_of(path)}.json"), {"spacing": list(like.spacing)})
+
+    def as_image(self, array: Array, spacing: Sequence[float] | None = None) -> Array:
+        """`array` as (C, Z, H, W); refuses what the network cannot take."""
+        array = np.asarray(array)
+        count = len(self.about.channels)
+        if array.ndim not in (2, 3, 4) or (array.ndim < 4 and count > 1):
+            wanted = "(Z, H, W) or (H, W)" if count == 1 else f"({count}, Z, H, W)"
+            raise PclmixError(f"an image of shape {array.shape} cannot be predicted; this model takes {wanted}")
+        image = array[(None,) * (4 - array.ndim)]
+        if image.shape[0] != count:
+            names = ", ".join(self.about.channels)
+            raise PclmixError(f"the image has {image.shape[0]} channels, the model takes {count} ({names})")
+        if 0 in image.shape:
+            raise PclmixError(f"the image is empty: its shape is {image.shape[1:]} (Z, H, W)")
+        if image.dtype.kind not in "iufb" or (image.dtype.kind == "f" and not np.isfinite(image).all()):
+            raise PclmixError("the image holds NaN, infinite or non-numeric values; repair it before predicting")
+        if spacing is not None and (len(spacing) != 3 or min(spacing) <= 0):
+            raise PclmixError(f"spacing {tuple(spacing)} must be three lengths in mm, along Z, H, W")
+        return image
+
+    def batches(self, image: Array) -> Iterator[Array]:
+        """The slices (B, C, h, w) of an image (C, Z, H, W) as the network sees them, a batch at a time."""
+        limits = intensity_range(image, "volume") if self.about.intensity == "volume" else None
+        for first in range(0, image.shape[1], self.batch):
+            part = prepare_image(image[:, first : first + self.batch], self.about.settings, limits)
+            yield np.ascontiguousarray(part)
+
+    def label(self, batches: Iterable[Array], size: tuple[int, int], tta: TTA = "none") -> Array:
+        """Labels (Z, *size) of prepared slices."""
+        return np.concatenate(list(self._run(batches, size, tta, "labels")))
+
+    def largest(self, labels: Array) -> Array:
+        """The largest 3D component of each class."""
+        return keep_largest(labels, range(1, self.about.labels.count))
+
+    def _scores(self, array: Array, spacing: Sequence[float] | None, tta: TTA, wanted: Wanted) -> Array:
+        image = self.as_image(array, spacing)
+        return np.concatenate(list(self._run(self.batches(image), (image.shape[2], image.shape[3]), tta, wanted)))

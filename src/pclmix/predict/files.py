@@ -1,0 +1,175 @@
+"""Many images to label maps: reading, network and writing overlap, so that the slowest of them sets the pace."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pclmix import __version__
+from pclmix.data.dataset import Dataset
+from pclmix.data.volume import Geometry
+from pclmix.errors import PclmixError
+from pclmix.files import atomic_path, read_json, write_json
+from pclmix.labels import Labels
+from pclmix.predict.base import TTA, Array, Predictor
+from pclmix.predict.inputs import Job, find_jobs
+
+RECORD, SNAP = "prediction.json", "labels.txt"
+_WORKERS = 2  # threads for reading and for writing: inflating a volume is slower than predicting it on a GPU
+_AHEAD = 3  # volumes held on either side of the network; this bounds memory
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Outcome:
+    """What became of the cases; `bad` maps a case to what is wrong with it."""
+
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    bad: dict[str, str] = field(default_factory=dict)
+    trained_on: int = 0  #: cases among them that the model has seen in training
+
+    def require_good(self) -> None:
+        """Raise one error that lists every bad case."""
+        if self.bad:
+            total = len(self.done) + len(self.skipped) + len(self.bad)
+            lines = "\n".join(f"  {case}: {reason}" for case, reason in sorted(self.bad.items()))
+            raise PclmixError(f"{len(self.bad)} of {total} cases could not be predicted:\n{lines}")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A case as the network wants it: prepared slices in batches, and the grid to write over."""
+
+    batches: list[Array]
+    geometry: Geometry
+
+
+def predict_files(
+    predictor: Predictor,
+    source: Path | str,
+    out: Path | str,
+    *,
+    fold: int | None = None,
+    tta: TTA = "none",
+    largest_component: bool = False,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Predict INPUT (a file, a folder or a dataset) into OUT. What is there already is left as it is.
+
+    A case that cannot be predicted is noted in the outcome, and the others go on. `progress(done, total)` is called
+    after each case.
+    """
+    source, out = Path(source), Path(out)
+    about = predictor.about
+    jobs = find_jobs(source, out, channels=about.channels, labels=about.labels, fold=fold)
+    outcome = Outcome(trained_on=_trained_on(source, predictor, jobs))
+    folder = jobs[0].out.parent
+    record = _record(predictor, tta, largest_component)
+    if out == folder:
+        _require_same_model(folder, record)
+    todo = [job for job in jobs if not job.out.exists()]
+    outcome.skipped = [job.case for job in jobs if job.out.exists()]
+    if todo and out == folder:
+        write_json(folder / RECORD, record)
+        with atomic_path(folder / SNAP) as temporary:
+            temporary.write_text(snap_labels(about.labels), encoding="utf-8")
+
+    def read(job: Job) -> _Read:
+        array, geometry = predictor.read(job.images)
+        return _Read(list(predictor.batches(predictor.as_image(array))), geometry)
+
+    def write(job: Job, labels: Array, geometry: Geometry) -> None:
+        predictor.write(job.out, predictor.largest(labels) if largest_component else labels, geometry)
+
+    def settle(job: Job, written: Future[None]) -> None:
+        try:
+            written.result()
+            outcome.done.append(job.case)
+        except PclmixError as error:
+            outcome.bad[job.case] = str(error)
+        tell()
+
+    def tell() -> None:
+        if progress is not None:
+            progress(len(outcome.done) + len(outcome.skipped) + len(outcome.bad), len(jobs))
+
+    tell()
+    reading, writing = ThreadPoolExecutor(_WORKERS), ThreadPoolExecutor(_WORKERS)
+    writes: deque[tuple[Job, Future[None]]] = deque()
+    try:
+        for job, future in _ahead(reading, read, todo):
+            try:
+                case = future.result()
+                labels = predictor.label(case.batches, case.geometry.shape[1:], tta)
+            except PclmixError as error:
+                outcome.bad[job.case] = str(error)
+                tell()
+                continue
+            writes.append((job, writing.submit(write, job, labels, case.geometry)))
+            if len(writes) > _AHEAD:
+                settle(*writes.popleft())
+        while writes:
+            settle(*writes.popleft())
+    finally:
+        reading.shutdown(cancel_futures=True)
+        writing.shutdown(cancel_futures=True)
+    return outcome
+
+
+def snap_labels(labels: Labels) -> str:
+    """Names and colours as an ITK-SNAP label description, which 3D Slicer and others read too."""
+    lines = ["# ITK-SnAP Label Description File", "# IDX  -R-  -G-  -B-  -A--  VIS MSH  LABEL"]
+    for k, (name, colour) in enumerate(zip(labels.names, labels.colours(), strict=True)):
+        r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        shown = int(k > 0)
+        lines.append(f'{k:5d} {r:5d} {g:4d} {b:4d} {shown:8d} {shown:4d} {shown:3d}    "{name}"')
+    return "\n".join(lines) + "\n"
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, work: Callable[[Job], _Read], jobs: list[Job]
+) -> Iterator[tuple[Job, Future[_Read]]]:
+    """Jobs in order with their work begun, never more than a few ahead of who takes them."""
+    begun: deque[tuple[Job, Future[_Read]]] = deque()
+    for job in jobs:
+        begun.append((job, pool.submit(work, job)))
+        if len(begun) >= _AHEAD:
+            yield begun.popleft()
+    while begun:
+        yield begun.popleft()
+
+
+def _record(predictor: Predictor, tta: TTA, largest_component: bool) -> dict[str, object]:
+    about = predictor.about
+    return {
+        "model": about.source,
+        "identity": about.identity,
+        "labels": {name: k for k, name in enumerate(about.labels.names)},
+        "colours": dict(zip(about.labels.names, about.labels.colours(), strict=True)),
+        "tta": tta,
+        "largest_component": largest_component,
+        "version": __version__,
+    }
+
+
+def _require_same_model(folder: Path, record: dict[str, object]) -> None:
+    """A folder holds the predictions of one model with one set of options: skipping what is done relies on it."""
+    path = folder / RECORD
+    if not path.is_file():
+        return
+    before = read_json(path)
+    for key in ("identity", "tta", "largest_component"):
+        if not isinstance(before, dict) or before.get(key) != record[key]:
+            what = "another model" if key == "identity" else f"another setting of {key.replace('_', '-')}"
+            raise PclmixError(f"{folder} holds predictions of {what} ({path}); choose another OUT or remove it first")
+
+
+def _trained_on(source: Path, predictor: Predictor, jobs: list[Job]) -> int:
+    """How many of a dataset's cases the model was trained on: scores of those say nothing."""
+    if not (source / "dataset.json").is_file() or Dataset.open(source).name != predictor.about.dataset:
+        return 0
+    return len({job.case for job in jobs} & set(predictor.about.trained_on))

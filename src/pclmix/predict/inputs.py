@@ -1,0 +1,99 @@
+"""What INPUT and OUT mean: a file, a folder of images or a dataset, and the label map that each case becomes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pclmix.data.dataset import Dataset
+from pclmix.data.volume import ENDINGS, ending_of, stem_of
+from pclmix.errors import PclmixError
+from pclmix.labels import Labels
+
+_CHANNEL = re.compile(r"^(?P<case>.+)_(?P<number>\d{4})$")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case: its channel files, and the label map to write."""
+
+    case: str
+    images: tuple[Path, ...]
+    out: Path
+
+
+def find_jobs(
+    source: Path, out: Path, *, channels: Sequence[str], labels: Labels, fold: int | None = None
+) -> list[Job]:
+    """The cases of INPUT in sorted order; a dataset must be of the model's classes and channels.
+
+    `fold` takes the test cases of that fold of a dataset. OUT is a folder, or a file where INPUT is one.
+    """
+    if not source.exists():
+        raise PclmixError(f"{source} does not exist; INPUT is an image, a folder of images or a dataset")
+    dataset = Dataset.open(source) if (source / "dataset.json").is_file() else None
+    if fold is not None and dataset is None:
+        raise PclmixError(f"--fold {fold}: {source} is not a dataset (it has no dataset.json), so it has no folds")
+    if out.is_file() and not source.is_file():
+        raise PclmixError(f"{out} is a file; OUT must be a folder where INPUT is one")
+    if source.is_file():
+        if not ending_of(source):
+            raise PclmixError(f"{source}: unknown file ending; known are {', '.join(ENDINGS)}")
+        case, images = channel_files(source, len(channels))
+        return [Job(case, images, out if ending_of(out) and not out.is_dir() else out / _name(case, source))]
+    if dataset is None:
+        return [Job(case, images, out / _name(case, images[0])) for case, images in _group(source).items()]
+    require_same_task(dataset, channels, labels)
+    cases = dataset.cases if fold is None else dataset.fold(fold).test
+    if not cases:
+        raise PclmixError(f"{source} has no case to predict" + (f" in fold {fold}" if fold is not None else ""))
+    found = {case: tuple(dataset.image_paths(case)) for case in sorted(cases)}
+    return [Job(case, images, out / _name(case, images[0])) for case, images in found.items()]
+
+
+def require_same_task(dataset: Dataset, channels: Sequence[str], labels: Labels) -> None:
+    """Refuse to predict a dataset whose classes or number of channels are not the model's."""
+    if dataset.labels.names != labels.names:
+        raise PclmixError(
+            f"the model knows the classes {', '.join(labels.names)}, {dataset.root} has "
+            f"{', '.join(dataset.labels.names)}; use a model trained on these classes, or give the folder of images"
+        )
+    if len(dataset.channels) != len(channels):
+        raise PclmixError(
+            f"the model takes {len(channels)} channel(s) ({', '.join(channels)}), {dataset.root} has "
+            f"{len(dataset.channels)} ({', '.join(dataset.channels)})"
+        )
+
+
+def channel_files(path: Path, count: int) -> tuple[str, tuple[Path, ...]]:
+    """Case and channel files of one image: CASE_0000 stands for its other channels too, as nnU-Net names them."""
+    match = _CHANNEL.match(stem_of(path))
+    if match is None or match["number"] != "0000":
+        return stem_of(path), (path,)
+    case, ending = match["case"], path.name[len(stem_of(path)) :]
+    others = [path.with_name(f"{case}_{c:04d}{ending}") for c in range(1, count)]
+    return case, (path, *(other for other in others if other.exists()))
+
+
+def _group(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Images of a folder by case. A number at the end of a name is a channel only where there is a channel 0000."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and ending_of(p) and not p.name.startswith("."))
+    firsts = {stem_of(p)[: -len("_0000")] for p in files if stem_of(p).endswith("_0000")}
+    groups: dict[str, list[Path]] = {}
+    for path in files:
+        match = _CHANNEL.match(stem_of(path))
+        case = match["case"] if match is not None and match["case"] in firsts else stem_of(path)
+        groups.setdefault(case, []).append(path)
+        if ending_of(path) != ending_of(groups[case][0]):
+            raise PclmixError(f"{groups[case][0]} and {path} are both case '{case}'; keep one of them")
+    if not groups:
+        raise PclmixError(f"{folder} holds no images ({', '.join(ENDINGS)}) and no dataset.json")
+    return {case: tuple(paths) for case, paths in groups.items()}
+
+
+def _name(case: str, image: Path) -> str:
+    """Volumes become .nii.gz; pictures stay what they are."""
+    ending = ending_of(image)
+    return f"{case}{'.nii.gz' if ending.startswith('.nii') else ending}"
