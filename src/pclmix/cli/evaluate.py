@@ -62,7 +62,7 @@ def evaluate(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     console = Console()
-    _print(console, summary)
+    print_summary(console, summary)
     if out is not None:
         summary.write_json(out)
         console.print(f"written: {out}", soft_wrap=True, highlight=False)
@@ -76,7 +76,7 @@ def evaluate(
         )
 
 
-def _print(console: Console, summary: Summary) -> None:
+def print_summary(console: Console, summary: Summary) -> None:
     from rich.table import Table
 
     from pclmix.evaluate.bootstrap import LEVEL

@@ -1,0 +1,61 @@
+"""`pclmix predict`: label maps from images."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pclmix.cli import app
+
+
+class Flips(StrEnum):
+    none = "none"
+    flip = "flip"
+
+
+@app.command(epilog="Example: pclmix predict run1 data/acdc run1/predictions --fold 1 --tta flip")
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder of `pclmix train` or a checkpoint.")],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="An image, a folder of images or a dataset.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that gets CASE.nii.gz.")],
+    fold: Annotated[int | None, typer.Option(help="Only the test cases of this fold of the dataset INPUT.")] = None,
+    tta: Annotated[Flips, typer.Option(help="Average over flipped copies of each slice.")] = Flips.none,
+    largest_component: Annotated[
+        bool, typer.Option("--largest-component", help="Keep only the largest 3D part of each class.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    batch: Annotated[int | None, typer.Option(help="Slices through the network at once. [default: by device]")] = None,
+) -> None:
+    """Predict label maps at the images' own size, with their geometry and the names of the classes.
+
+    Files named CASE_0000, CASE_0001, ... are the channels of one case. A dataset is predicted whole, or the test
+    cases of --fold. What is in OUT already is skipped; a file that cannot be read is reported at the end (exit
+    code 2), and the others go on.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pclmix.predict.files import predict_files
+    from pclmix.predict.model import load
+
+    console = Console(stderr=True)
+    predictor = load(model, device=device, batch=batch)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("predicting", total=None)
+        outcome = predict_files(
+            predictor,
+            source,
+            out,
+            fold=fold,
+            tta="flip" if tta is Flips.flip else "none",
+            largest_component=largest_component,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if outcome.trained_on:
+        console.print(f"note: the model was trained on {outcome.trained_on} of these cases", highlight=False)
+    skipped = f", {len(outcome.skipped)} were there already" if outcome.skipped else ""
+    typer.echo(f"{len(outcome.done)} predicted{skipped}: {out}")
+    outcome.require_good()
