@@ -30,7 +30,7 @@ from pclmix.errors import PclmixError
 from pclmix.methods.base import Method, build_method
 from pclmix.nets.batchnorm import synchronise_batchnorm
 from pclmix.nets.pretrained import load_encoder_weights
-from pclmix.nets.segmenter import check_side
+from pclmix.nets.segmenter import Segmenter, check_side
 
 
 def train(
@@ -51,7 +51,10 @@ def train(
     method = build_method(config, len(dataset.channels), dataset.labels.count, len(data.train))
     check_side(*config.data.size, method.net.multiple)
     if content is None:
-        load_encoder_weights(method.net.encoder, config.encoder.weights, len(dataset.channels))
+        for name in method.inference_nets:
+            net = method.get_submodule(name)
+            assert isinstance(net, Segmenter)
+            load_encoder_weights(net.encoder, config.encoder.weights, len(dataset.channels))
     method = place(method, config, fabric)
     optimizer = build_optimizer(method.parameters(), config.optim, device)
     average = WeightAverage(method, config.engine.ema) if config.engine.ema > 0 else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
+from pclmix.nets.decoder import Decoder
 from pclmix.nets.encoder import DEPTHS, Encoder, ResNetEncoder
 from pclmix.nets.unet import FamilyDecoder, UNetEncoder
 from pclmix.nets.unet_decoder import UNetDecoder
@@ -17,7 +18,7 @@ from pclmix.registry import Registry
 class Segmenter(nn.Module):
     """Image (B, C, H, W) to logits (B, K, H, W); sides must be multiples of the encoder's coarsest stride."""
 
-    def __init__(self, encoder: Encoder, decoder: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
@@ -54,7 +55,7 @@ class Net:
     """How an encoder (of input channels and stride_in_1x1) and a decoder for it (of channels and classes) are made."""
 
     encoder: Callable[[int, bool], Encoder]
-    decoder: Callable[[Sequence[int], int], nn.Module]
+    decoder: Callable[[Sequence[int], int], Decoder]
 
 
 NETS: Registry[Net] = Registry("network")
@@ -82,6 +83,6 @@ def build_segmenter(net: str, in_channels: int, classes: int, stride_in_1x1: boo
     return Segmenter(encoder, entry.decoder(encoder.channels, classes))
 
 
-def build_decoder(net: str, encoder: Encoder, classes: int) -> nn.Module:
+def build_decoder(net: str, encoder: Encoder, classes: int) -> Decoder:
     """A second CNN decoder of the kind that `net` has, for the features of `encoder`."""
     return NETS.find(net).decoder(encoder.channels, classes)

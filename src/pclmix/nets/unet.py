@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pclmix.nets.decoder import Decoder
 from pclmix.nets.encoder import Encoder
 
 WIDTHS = (16, 32, 64, 128, 256)
@@ -64,7 +65,7 @@ class Up(nn.Module):
         return y
 
 
-class FamilyDecoder(nn.Module):
+class FamilyDecoder(Decoder):
     """Features at strides 1, 2, 4, 8, 16 to logits (B, K, H, W)."""
 
     def __init__(self, channels: Sequence[int], classes: int) -> None:
@@ -73,9 +74,8 @@ class FamilyDecoder(nn.Module):
         self.stages = nn.ModuleList(Up(a, b) for a, b in pairwise(deep_first))
         self.head = nn.Conv2d(channels[0], classes, 3, padding=1)
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
+    def pixels(self, features: Sequence[Tensor]) -> Tensor:
         *skips, x = features
         for stage, skip in zip(self.stages, reversed(skips), strict=True):
             x = stage(x, skip)
-        logits: Tensor = self.head(x)
-        return logits
+        return x

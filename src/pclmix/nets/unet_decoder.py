@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pclmix.nets.decoder import Decoder
+
 WIDTHS = (256, 128, 64, 32, 16)
 
 
@@ -39,7 +41,7 @@ class Stage(nn.Module):
         return y
 
 
-class UNetDecoder(nn.Module):
+class UNetDecoder(Decoder):
     """Features at strides 2, 4, 8, 16, 32 to logits (B, K, H, W); widths 256, 128, 64, 32, 16, then a 3x3 head.
 
     `channels` are the encoder's, finest first; no stage is wider than half of the deepest. The last stage reaches
@@ -59,9 +61,8 @@ class UNetDecoder(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_uniform_(module.weight, mode="fan_in", nonlinearity="relu")
 
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
+    def pixels(self, features: Sequence[Tensor]) -> Tensor:
         *skips, x = features
         for stage, skip in zip(self.stages, [*reversed(skips), None], strict=True):
             x = stage(x, skip)
-        logits: Tensor = self.head(x)
-        return logits
+        return x
