@@ -52,6 +52,16 @@ def broadcast_state(module: nn.Module) -> None:
             dist.broadcast(tensor, 0)
 
 
+def largest(values: Sequence[float], device: torch.device) -> list[float]:
+    """The largest of each value over all ranks, on every rank: for what they must decide alike."""
+    if world_size() == 1:
+        return list(values)
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    agreed: list[float] = tensor.tolist()
+    return agreed
+
+
 def gather_objects(item: Any) -> list[Any]:
     """Plain objects of all ranks, in rank order, on every rank."""
     if world_size() == 1:

@@ -57,7 +57,7 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise PclmixError(f"cannot write {target}: {error.strerror}; choose a folder you may write to") from error
     try:
         yield temporary
-        if target.exists():
+        if overwrite and target.exists():
             shutil.rmtree(target)
         os.replace(temporary, target)
     except OSError as error:

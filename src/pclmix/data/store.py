@@ -101,7 +101,12 @@ def open_store(
     """Map the store of these cases into memory, preparing it first where the cache does not have it."""
     folder = (cache or cache_folder()) / _key(dataset, cases, settings)
     if not (folder / "index.json").is_file():
-        _prepare(dataset, cases, settings, precompute, folder, progress)
+        try:
+            _prepare(dataset, cases, settings, precompute, folder, progress)
+        except PclmixError:
+            if not (folder / "index.json").is_file():
+                raise
+            # Another process was faster and its store is in place; it may be mapped already and stays.
     return _load(folder)
 
 
@@ -162,7 +167,7 @@ def _prepare(
     slices: list[int] = []
     spacings, names, shape = [], (), ()
     _make_room(folder.parent)
-    with atomic_folder(folder, overwrite=True) as temporary:
+    with atomic_folder(folder, overwrite=folder.exists()) as temporary:
         with (
             (temporary / "images.f16").open("wb") as images,
             (temporary / "labels.i16").open("wb") as labels,

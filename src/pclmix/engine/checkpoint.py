@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def save_checkpoint(run: Path, content: dict[str, Any]) -> None:
             if last.exists():
                 spare = last.with_name(f".{PREVIOUS}-link")
                 spare.unlink(missing_ok=True)
-                os.link(last, spare)
+                try:
+                    os.link(last, spare)
+                except OSError:  # a filesystem without hard links
+                    shutil.copyfile(last, spare)
                 os.replace(spare, last.with_name(PREVIOUS))
     except RuntimeError as error:  # torch's writer reports a full disk so
         raise PclmixError(

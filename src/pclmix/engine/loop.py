@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pclmix.config import Config
 from pclmix.data.dataset import Dataset
-from pclmix.distributed import broadcast_state, gather_objects
+from pclmix.distributed import broadcast_state, gather_objects, largest
 from pclmix.engine.checkpoint import save_checkpoint
 from pclmix.engine.display import Display
 from pclmix.engine.feed import Feed
@@ -30,7 +30,7 @@ from pclmix.errors import PclmixError
 from pclmix.methods.base import Method, build_method
 from pclmix.nets.batchnorm import synchronise_batchnorm
 from pclmix.nets.pretrained import load_encoder_weights
-from pclmix.nets.segmenter import Segmenter, check_side
+from pclmix.nets.segmenter import Segmenter
 
 
 def train(
@@ -49,7 +49,6 @@ def train(
     device, first = fabric.device, fabric.is_global_zero
     torch.manual_seed(config.seed)  # every rank builds the same networks
     method = build_method(config, len(dataset.channels), dataset.labels.count, len(data.train))
-    check_side(*config.data.size, method.net.multiple)
     if content is None:
         for name in method.inference_nets:
             net = method.get_submodule(name)
@@ -68,6 +67,7 @@ def train(
 
     def save() -> None:
         step.require_finite()
+        step.require_finite_weights(position.step)
         random = gather_objects(random_state(generator, device))
         if first:
             state: dict[str, Any] = {"method": method.state_dict(), "optimizer": optimizer.state_dict()}
@@ -81,7 +81,13 @@ def train(
     if first:
         start_run(run, config, str(device))
         write_status(run, status="running", step=position.step, dataset=str(dataset.root.resolve()), fold=data.fold)
-    finished = _iterate(step, config, position, run, save, scores, console, first)
+    try:
+        finished = _iterate(step, config, position, run, save, scores, console, first)
+    except PclmixError as error:
+        if first:
+            with suppress(PclmixError):  # a full disk has been reported already
+                write_status(run, status="failed", step=position.step, reason=str(error))
+        raise
     if first:
         if finished:
             finish_run(run, dataset.labels, data.train, device)
@@ -102,20 +108,27 @@ def _iterate(
 ) -> bool:
     """Steps until the budget is spent or somebody asks to stop; True when it was spent."""
     engine = config.engine
-    metrics = MetricLog(run, position.step) if first else None
+    log = closing(MetricLog(run, position.step)) if first else nullcontext()
     before = Position(position.step, position.seconds)
     started = time.perf_counter() - position.seconds
-    with _stop_on_signal() as stopped, Display(config.method, console, quiet=not first) as display:
-        while position.progress(config) < 1.0 and not stopped:
+    with _stop_on_signal() as stopped, Display(config.method, console, quiet=not first) as display, log as metrics:
+
+        def clock() -> tuple[float, bool]:
+            # One clock and one decision to stop for all ranks: otherwise they would end at different steps.
+            seconds, stop = largest([time.perf_counter() - started, float(len(stopped))], step.feed.device)
+            return seconds, stop > 0
+
+        stop = False
+        while position.progress(config) < 1.0 and not stop:
             step(position.step, position.progress(config))
             position.step += 1
-            position.seconds = time.perf_counter() - started
+            position.seconds, stop = clock()
             over = position.progress(config) >= 1.0
             due = position.step % engine.save_every == 0
             if position.step % engine.log_every == 0 or due or over:
                 values = step.read()  # waits for the device, so the clock below is honest
                 step.require_finite()
-                position.seconds = time.perf_counter() - started
+                position.seconds, stop = clock()
                 rate = (position.step - before.step) / max(position.seconds - before.seconds, 1e-9)
                 values["lr"] = learning_rate(position.progress(config), config.optim)
                 display.show(position.step, position.progress(config), values, rate)
@@ -125,21 +138,11 @@ def _iterate(
             if due and not over:
                 save()
         save()
-    if metrics is not None:
-        metrics.close()
     return position.progress(config) >= 1.0
 
 
 def place(method: Method, config: Config, fabric: Fabric) -> Method:
     """Onto the device, in its memory layout, equal on all ranks."""
-    world, batch = fabric.world_size, config.engine.batch
-    if batch % world:
-        raise PclmixError(f"engine.batch={batch} cannot be split over {world} devices; choose a multiple of {world}")
-    if batch // world < 2:
-        raise PclmixError(
-            f"engine.batch={batch} on {world} device(s) leaves {batch // world} image a step and device: "
-            f"BatchNorm needs two; set engine.batch={2 * world} or more"
-        )
     layout = torch.channels_last if config.engine.channels_last else torch.contiguous_format
     method = method.to(fabric.device, memory_format=layout).train()  # type: ignore[call-overload]
     synchronise_batchnorm(method)

@@ -31,9 +31,11 @@ class Prepared:
 
 
 def prepare(dataset: Dataset, config: Config, fold: int | None, console: Console) -> Prepared:
-    """Check the training cases and open their stores; the first process of a node does the work, others find it done.
+    """Check the training cases and open their stores.
 
-    Called before processes are launched, so that a bad dataset ends one process with one message.
+    Called before processes are launched, so that a bad dataset ends one process with one message and launched ones
+    find the work done. Those that torchrun or Slurm start together check once a node, and whoever is first with a
+    store leaves it to all.
     """
     cases = dataset.cases if fold is None else dataset.fold(fold).train
     if not cases:

@@ -20,6 +20,7 @@ import yaml
 
 from pclmix import __version__
 from pclmix.config import Config
+from pclmix.errors import PclmixError
 from pclmix.files import atomic_path, read_json, write_json
 
 CONFIG, ENVIRONMENT, RUN, METRICS = "config.yaml", "environment.json", "run.json", "metrics.jsonl"
@@ -28,10 +29,17 @@ log = logging.getLogger(__name__)
 
 def start_run(folder: Path, config: Config, device: str) -> None:
     """Write what the run is made of; an older file of the same run is replaced whole."""
-    folder.mkdir(parents=True, exist_ok=True)
+    for stray in folder.glob(".*-*"):  # files that a killed process was writing
+        stray.unlink(missing_ok=True)
     with atomic_path(folder / CONFIG) as temporary:
         temporary.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     write_json(folder / ENVIRONMENT, environment(device))
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """The configuration a run was begun with, None where there is no run."""
+    path = Path(folder) / CONFIG
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -93,10 +101,15 @@ class MetricLog:
 
     def write(self, step: int, values: dict[str, float], **clocked: float) -> None:
         """One line of metrics.jsonl; `clocked` values, which differ from run to run, go to TensorBoard only."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
-        for name, value in {**values, **clocked}.items():
-            self._tensorboard().add_scalar(name, value, step)
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+            for name, value in {**values, **clocked}.items():
+                self._tensorboard().add_scalar(name, value, step)
+        except OSError as error:
+            raise PclmixError(
+                f"cannot write {self.path}: {error.strerror}; free some space, then go on with --resume"
+            ) from error
 
     def _tensorboard(self) -> Any:
         """Made at the first line, not at the start: its import is slow and training should not wait for it."""
@@ -104,8 +117,8 @@ class MetricLog:
             try:
                 from torch.utils.tensorboard import SummaryWriter
 
-                purge = self.resume_at + 1 if self.resume_at else None
-                self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge)  # type: ignore[no-untyped-call]
+                folder = str(self.folder / "tensorboard")
+                self._writer = SummaryWriter(folder, purge_step=self.resume_at + 1)  # type: ignore[no-untyped-call]
             except ImportError:
                 log.warning("tensorboard is not installed: metrics.jsonl is written, TensorBoard's files are not")
                 self._writer = _Silent()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ from pclmix.device import device_kind
 from pclmix.engine.checkpoint import LAST, load_newest
 from pclmix.engine.loop import train
 from pclmix.engine.prepare import prepare
-from pclmix.engine.runlog import RUN
+from pclmix.engine.runlog import RUN, read_config
 from pclmix.engine.state import require_same
+from pclmix.engine.step import DivergedError
 from pclmix.errors import PclmixError
 from pclmix.files import read_json, refuse_existing
 from pclmix.methods.base import build_params, find_method
+from pclmix.nets.segmenter import build_segmenter, check_side
 
 
 def run_training(
@@ -40,36 +44,78 @@ def run_training(
 ) -> bool:
     """Train into `out` as the command line does; True when finished, False when interrupted.
 
-    A resume repeats the run's own settings where none are given, and refuses others.
+    A resume repeats the run's own settings where none are given, and refuses others. With many processes the answer
+    is the first one's; the others return True, since whoever launched them takes anything else for a crash.
     """
     console = console or Console(stderr=True)
     out = Path(out)
     content = load_newest(out) if resume else None
-    if content is not None and recipe is None:
-        config = override_config(content["config"], method, overrides)
+    begun = content["config"] if content is not None else read_config(out) if resume else None
+    if begun is not None and recipe is None:
+        config = override_config(begun, method, overrides)
+        fold = _fold_of(out, content) if fold is None else fold
     else:
         config = load_config(recipe or "fast", method, overrides)
     params = build_params(find_method(config.method), config.params)
     config = config.model_copy(update={"params": params.model_dump(mode="json")})
     if not resume:
         refuse_existing(out)
+    devices, nodes = count_processes(devices, nodes)
     kind = choose_device(device, devices, nodes)
     data = Dataset.open(dataset)
+    require_fit(config, len(data.channels), data.labels.count, devices * nodes)
     if content is not None:
-        fold = content["run"]["fold"] if fold is None else fold
+        fold = _fold_of(out, content) if fold is None else fold
         require_same(content, config, data, fold, out)
         if _finished(out, content, config):
             console.print(f"{out} is finished already: {content['step']} steps. Nothing to do.", highlight=False)
             return True
     prepared = prepare(data, config, fold, console)
     fabric = launch(kind, devices, nodes)
-    finished = train(data, prepared, out, config, content, fabric, console)
-    if fabric.is_global_zero:
-        if finished:
-            console.print(f"finished: {out / LAST}", highlight=False, soft_wrap=True)
-        else:
-            console.print(f"stopped and saved. Go on with: pclmix train {dataset} --out {out} --resume", soft_wrap=True)
+    try:
+        finished = train(data, prepared, out, config, content, fabric, console)
+    except DivergedError:
+        if fabric.is_global_zero:
+            raise
+        return True
+    if not fabric.is_global_zero:
+        return True
+    if finished:
+        console.print(f"finished: {out / LAST}", highlight=False, soft_wrap=True)
+    else:
+        again = ["pclmix", "train", str(dataset), "--out", str(out), "--resume"]
+        again += ["--device", device] if device != "auto" else []
+        again += ["--devices", str(devices), "--nodes", str(nodes)] if devices * nodes > 1 else []
+        console.print(f"stopped and saved. Go on with: {shlex.join(again)}", highlight=False, soft_wrap=True)
     return finished
+
+
+def require_fit(config: Config, in_channels: int, classes: int, world: int) -> None:
+    """Refuse a recipe whose batch or image size cannot work, before anything is prepared or launched."""
+    batch = config.engine.batch
+    if batch % world:
+        raise PclmixError(f"engine.batch={batch} cannot be split over {world} devices; choose a multiple of {world}")
+    if batch // world < 2:
+        raise PclmixError(
+            f"engine.batch={batch} on {world} device(s) leaves {batch // world} image a step and device: "
+            f"BatchNorm needs two; set engine.batch={2 * world} or more"
+        )
+    with torch.device("meta"):  # the shapes of the network, without its weights
+        net = build_segmenter(config.net, in_channels, classes, config.encoder.stride_in_1x1)
+    check_side(*config.data.size, net.multiple)
+
+
+def count_processes(devices: int, nodes: int) -> tuple[int, int]:
+    """Devices and nodes; torchrun knows both itself, so there they may be left out."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return devices, nodes
+    local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    if (devices, nodes) not in ((1, 1), (local, world // local)):
+        raise PclmixError(
+            f"--devices {devices} --nodes {nodes}: torchrun started {local} process(es) on each of {world // local} "
+            "node(s); leave both out or give the same"
+        )
+    return local, world // local
 
 
 def choose_device(device: str, devices: int = 1, nodes: int = 1) -> str:
@@ -88,6 +134,13 @@ def launch(kind: str, devices: int = 1, nodes: int = 1) -> Fabric:
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()
     return fabric
+
+
+def _fold_of(out: Path, content: dict[str, Any] | None) -> int | None:
+    """The fold a run was begun with, by its checkpoint or, before the first one, by run.json."""
+    known = content["run"] if content is not None else read_json(out / RUN) if (out / RUN).is_file() else {}
+    fold: int | None = known.get("fold")
+    return fold
 
 
 def _finished(out: Path, content: dict[str, Any], config: Config) -> bool:

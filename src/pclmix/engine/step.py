@@ -10,13 +10,20 @@ from torch import Tensor, nn
 from pclmix.config import Config
 from pclmix.data.augment import augment
 from pclmix.data.batch import Batch
-from pclmix.distributed import average_gradients
+from pclmix.distributed import average_gradients, gather_objects
 from pclmix.engine.feed import Feed
 from pclmix.engine.optim import WeightAverage, learning_rate, set_learning_rate
 from pclmix.errors import PclmixError
 from pclmix.methods.base import Method, sum_terms
 
+_WAY_OUT = (
+    "The last good checkpoint is kept; lower optim.lr, set optim.clip=1 or use engine.precision=32, then start again"
+)
 _WARM_UP = 3  # eager steps before capture: lazily made state (momentum, workspaces) must exist by then
+
+
+class DivergedError(PclmixError):
+    """The loss or the weights are not finite any more; raised on all ranks together."""
 
 
 class TrainStep:
@@ -96,15 +103,22 @@ class TrainStep:
         return dict(zip(self.names, self.values.tolist(), strict=True))
 
     def require_finite(self) -> None:
-        """Refuse to go on after a loss that is not a number; names the step and the terms. Waits for the device."""
-        step = int(self.bad_step)
-        if step >= 0:
-            terms = [n for n, bad in zip(self.names, self.bad_terms.tolist(), strict=True) if bad]
+        """Refuse to go on after a loss that is not a number; names the step and the terms.
+
+        Waits for the device, and for all ranks: what one has in its loss is in everybody's weights.
+        """
+        own = [n for n, bad in zip(self.names, self.bad_terms.tolist(), strict=True) if bad]
+        found = [(step, terms) for step, terms in gather_objects((int(self.bad_step), own)) if step >= 0]
+        if found:
+            step, terms = min(found)
             named = ", ".join(n.removeprefix("loss/") for n in terms if n != "loss") or "the gradient of all terms"
-            raise PclmixError(
-                f"the loss became NaN or infinite at step {step}, in: {named}. The last good checkpoint is kept; "
-                "lower optim.lr, set optim.clip=1 or use engine.precision=32, then start again"
-            )
+            raise DivergedError(f"the loss became NaN or infinite at step {step}, in: {named}. {_WAY_OUT}")
+
+    def require_finite_weights(self, step: int) -> None:
+        """Refuse to save weights that are not finite: a finite loss can have a gradient that is not."""
+        finite = [torch.isfinite(tensor).all() for tensor in self.method.parameters()]
+        if not bool(torch.stack(finite).all()):
+            raise DivergedError(f"weights are NaN or infinite after step {step}, while the loss is not. {_WAY_OUT}")
 
 
 class _Graphed:
