@@ -251,7 +251,9 @@ def _write(path: Path, array: Array, like: Geometry, description: str) -> None:
         elif ending in (".tif", ".tiff"):
             import tifffile
 
-            tifffile.imwrite(temporary, array[0] if array.shape[0] == 1 else array, compression="zlib")
+            stack = array[0] if array.shape[0] == 1 else array
+            # Said outright: three slices would else be taken for the colours of one picture.
+            tifffile.imwrite(temporary, stack, photometric="minisblack", compression="zlib")
         elif ending in (".png", ".bmp"):
             from PIL import Image
 
