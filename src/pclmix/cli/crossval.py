@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,7 +80,7 @@ def _print_folds(console: Console, folds: dict[int, Summary]) -> None:
     for heading in ("cases", "Dice %", "HD95 mm", "empty = 50"):
         table.add_column(heading, justify="right")
     for fold, summary in folds.items():
-        hd95, hd95_50 = (summary.mean(measure).mean for measure in ("HD95", "HD95_50"))
-        dice = 100 * summary.mean("Dice").mean
-        table.add_row(str(fold), str(len(summary.cases)), f"{dice:.1f}", f"{hd95:.1f}", f"{hd95_50:.1f}")
+        scaled = [scale * summary.mean(m).mean for m, scale in (("Dice", 100), ("HD95", 1), ("HD95_50", 1))]
+        cells = ("-" if math.isnan(value) else f"{value:.1f}" for value in scaled)
+        table.add_row(str(fold), str(len(summary.cases)), *cells)
     console.print(table)

@@ -162,13 +162,16 @@ def _require_same(out: Path, settings: Settings) -> None:
     path = out / SETTINGS
     if not path.is_file():
         refuse_existing(out)
+    if not any(out.glob("fold*")):  # nothing was trained yet, perhaps because the settings were wrong
         write_json(path, now)
         return
     then = read_json(path)
     changed = [key for key in now if not isinstance(then, dict) or then.get(key) != now[key]]
     if changed:
         shown = f"{changed[0]}: {then.get(changed[0]) if isinstance(then, dict) else None} then, {now[changed[0]]} now"
-        raise PclmixError(f"{out} is a cross-validation with other settings ({shown}); repeat them or choose another")
+        raise PclmixError(
+            f"{out} is a cross-validation with other settings ({shown}); repeat them or choose another --out"
+        )
 
 
 def _summarise(data: Dataset, out: Path) -> CrossValidation:
