@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,3 +49,26 @@ class NoSync(TorchDispatchMode):
 def no_sync() -> Callable[[], AbstractContextManager[Any]]:
     """A block in which everything that would make the host wait for a GPU fails, on any device."""
     return NoSync
+
+
+@pytest.fixture(scope="session")
+def phantom_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three phantom patients, two frames each, in three folds. Not to be written to."""
+    from pclmix.data.phantom import make_phantom
+
+    root = tmp_path_factory.mktemp("phantom") / "set"
+    make_phantom(root, 3)
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny_run(phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """PCLMix by recipe tiny, three iterations on fold 1 of the phantom. Not to be written to."""
+    from pclmix.engine.start import run_training
+
+    folder = tmp_path_factory.mktemp("tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PCLMIX_CACHE", str(folder / "cache"))
+        overrides = ["engine.iterations=3", "optim.lr=0.3"]
+        assert run_training(phantom_dataset, folder / "run", recipe="tiny", overrides=overrides, fold=1, device="cpu")
+        yield folder / "run"

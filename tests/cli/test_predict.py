@@ -1,0 +1,161 @@
+"""`pclmix predict` and `pclmix crossval` as a user calls them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pclmix.cli import main
+from pclmix.data.volume import read_labels
+from pclmix.evaluate import read_summary
+from pclmix.files import read_json, write_json
+
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Exit code and everything printed."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["pclmix", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), " ".join((captured.out + captured.err).split())
+
+    return run
+
+
+def test_predict_then_evaluate(call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "predictions"
+    code, text = call("predict", tiny_run, phantom_dataset, out, "--fold", 1, "--device", "cpu")
+    assert (code, "2 predicted" in text) == (0, True), text
+    code, text = call("predict", tiny_run, phantom_dataset, out, "--device", "cpu", "--batch", 3)
+    assert code == 0
+    assert "4 predicted, 2 were there already" in text
+    assert "trained on 4 of these cases" in text
+    code, text = call("evaluate", out, phantom_dataset, "--out", tmp_path / "scores.json")
+    assert code == 0
+    assert len(read_summary(tmp_path / "scores.json").cases) == 6
+
+
+def test_options_reach_the_predictor(call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
+    from pclmix import load
+    from pclmix.data.volume import read_image
+
+    image = phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz"
+    code, _ = call("predict", tiny_run, image, tmp_path, "--tta", "flip", "--largest-component", "--device", "cpu")
+    assert code == 0
+    expected = load(tiny_run, device="cpu").predict(read_image(image).array, tta="flip", largest_component=True)
+    np.testing.assert_array_equal(read_labels(tmp_path / "phantom001_frame01.nii.gz")[0], expected)
+    assert read_json(tmp_path / "prediction.json")["tta"] == "flip"
+
+
+def test_a_bad_file_is_exit_2_at_the_end(call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(phantom_dataset / "imagesTr", tmp_path / "in")
+    (tmp_path / "in" / "phantom002_frame01_0000.nii.gz").write_bytes(b"\x1f\x8b nonsense")
+    code, text = call("predict", tiny_run, tmp_path / "in", tmp_path / "out", "--device", "cpu")
+    assert code == 2
+    assert "5 predicted" in text
+    assert "1 of 6 cases could not be predicted" in text
+    assert "phantom002_frame01_0000.nii.gz" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("{set}", "{set}", "{out}"), "holds no checkpoint"),
+        (("{run}", "nowhere", "{out}"), "nowhere does not exist"),
+        (("{run}", "{set}", "{out}", "--fold", "9"), "fold 9 does not exist"),
+        (("{run}", "{set}", "{out}", "--device", "gpu"), "--device gpu is not known"),
+        (("{run}", "{set}", "{out}", "--batch", "0"), "--batch 0"),
+    ],
+)
+def test_mistakes(
+    call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    paths = {"run": tiny_run, "set": phantom_dataset, "out": tmp_path / "out"}
+    code, text = call("predict", *(a.format(**paths) for a in arguments))
+    assert code == 2
+    assert words in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_crossval(call: Call, phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "cv"
+    command = ["crossval", phantom_dataset, "--out", out, "--recipe", "tiny", "--method", "pce", "--device", "cpu"]
+    code, text = call(*command, "--iterations", 2, "--folds", "3")
+    assert code == 0, text
+    first = (out / "fold3" / "evaluation.json").stat().st_mtime_ns
+    code, text = call(*command, "--iterations", 2, "--folds", "1,3")
+    assert code == 0, text
+    assert "fold 3 is done already" in text
+    assert (out / "fold3" / "evaluation.json").stat().st_mtime_ns == first
+    cases = {f"phantom{p:03d}_frame{f:02d}" for p in (1, 3) for f in (1, 2)}
+    for summary in (read_summary(out / "evaluation.json"), read_summary(out / "cases.csv")):
+        assert {entry.case for entry in summary.cases} == cases
+    assert (out / "fold1" / "cases.csv").is_file()
+    assert sorted(p.name for p in (out / "fold1" / "predictions").glob("*.nii.gz")) == [
+        "phantom001_frame01.nii.gz",
+        "phantom001_frame02.nii.gz",
+    ]
+    code, text = call(*command, "--iterations", 3, "--folds", "1")
+    assert code == 2
+    assert "other settings" in text
+
+
+def test_crossval_goes_on_with_an_interrupted_fold(
+    phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training stops half-way in fold 1, prediction then fails once: each call goes on from there."""
+    import pclmix.report.crossval as module
+
+    monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))
+    train, calls = module.run_training, []
+
+    def interrupted(*arguments: object, **options: object) -> bool:
+        calls.append(options["resume"])
+        return False if len(calls) == 1 else train(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "run_training", interrupted)
+    overrides = ["engine.iterations=2"]
+
+    def go() -> module.CrossValidation | None:
+        return module.cross_validate(
+            phantom_dataset, tmp_path / "cv", folds="1", method="pce", recipe="tiny", overrides=overrides, device="cpu"
+        )
+
+    assert go() is None
+    result = go()
+    assert result is not None
+    assert result.summary is not None
+    assert list(result.folds) == [1]
+    assert calls == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("folds", "words"),
+    [("1-4", "folds 1 to 3"), ("0", "folds 1 to 3"), ("one", "'one' is not a fold"), ("3-1", "folds 1 to 3")],
+)
+def test_folds_refused(call: Call, phantom_dataset: Path, tmp_path: Path, folds: str, words: str) -> None:
+    code, text = call("crossval", phantom_dataset, "--out", tmp_path / "cv", "--folds", folds)
+    assert code == 2
+    assert words in text
+    assert not (tmp_path / "cv").exists()
+
+
+def test_overlapping_folds_are_refused(call: Call, phantom_dataset: Path, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(phantom_dataset, root)
+    splits = read_json(root / "splits_final.json")
+    write_json(root / "splits_final.json", [splits[0], splits[0]])
+    code, text = call("crossval", root, "--out", tmp_path / "cv")
+    assert code == 2
+    assert "is tested by fold 1 and fold 2" in text

@@ -1,0 +1,245 @@
+"""Files in, files out: names, channels, geometry, what is skipped and what is reported."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pclmix.data.dataset import Dataset
+from pclmix.data.volume import read_labels
+from pclmix.errors import PclmixError
+from pclmix.files import read_json, write_json
+from pclmix.labels import Labels
+from pclmix.predict.base import About
+from pclmix.predict.files import RECORD, SNAP, predict_files
+from pclmix.predict.model import TorchPredictor
+
+LABELS = Labels(("background", "dark", "bright"), None)
+
+
+class Threshold(torch.nn.Module):
+    """Class 2 where the mean over channels is above one half, else 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.mean(1, keepdim=True)
+        return torch.cat([torch.full_like(x, -9.0), 0.5 - x, x - 0.5], dim=1)
+
+
+def made(channels: int = 1, identity: str = "one") -> TorchPredictor:
+    about = About("model", identity, LABELS, ("x",) * channels, (16, 16), "slice", "set", ("a_01",))
+    return TorchPredictor(about, Threshold(), torch.device("cpu"), batch=2)
+
+
+def write(path: Path, shape: tuple[int, int, int] = (12, 10, 3), seed: int = 0) -> Path:
+    """A NIfTI whose axes are turned and whose affine is oblique, stored (X, Y, Z)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    affine = np.array([[0, -1.5, 0.3, 10], [-1.2, 0, 0, -20], [0, 0.2, -8.0, 30], [0, 0, 0, 1.0]])
+    data = np.random.default_rng(seed).integers(0, 500, shape).astype(np.int16)
+    nib.save(nib.Nifti1Image(data, affine), path)
+    return path
+
+
+def test_geometry_is_kept_whatever_the_orientation(tmp_path: Path) -> None:
+    source = write(tmp_path / "in" / "scan.nii.gz")
+    outcome = predict_files(made(), source, tmp_path / "out")
+    assert outcome.done == ["scan"]
+    image, labels = nib.load(source), nib.load(tmp_path / "out" / "scan.nii.gz")
+    np.testing.assert_array_equal(labels.affine, image.affine)
+    for key in ("pixdim", "qform_code", "sform_code", "xyzt_units", "dim"):
+        np.testing.assert_array_equal(labels.header[key], image.header[key])
+    assert labels.get_data_dtype() == np.uint8
+    assert bytes(labels.header["descrip"]).startswith(b"0=background 1=dark 2=bright")
+    # The label of a voxel belongs to the intensity of that voxel: both are stored in one order.
+    stored = np.asarray(image.dataobj).astype(float)
+    scaled = (stored - stored.min((0, 1))) / np.ptp(stored, axis=(0, 1))
+    assert np.corrcoef(scaled.ravel(), np.asarray(labels.dataobj).ravel())[0, 1] > 0.5
+
+
+def test_a_spacing_that_the_affine_denies_survives(tmp_path: Path) -> None:
+    """pixdim says 1.5625 x 1.5625 x 10 mm, the sform 1 mm, as in files of ACDC."""
+    header = nib.Nifti1Header()
+    header.set_data_dtype(np.int16)
+    image = nib.Nifti1Image(np.arange(300, dtype=np.int16).reshape(10, 10, 3), None, header)
+    image.header.set_zooms((1.5625, 1.5625, 10))
+    image.header.set_sform(np.eye(4), code=2)
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "a.nii"
+    path.write_bytes(image.to_bytes())
+    predict_files(made(), tmp_path / "in", tmp_path / "out")
+    written = nib.load(tmp_path / "out" / "a.nii.gz").header
+    before = nib.load(path).header
+    np.testing.assert_array_equal(written["pixdim"], before["pixdim"])
+    np.testing.assert_array_equal(written.get_sform(), before.get_sform())
+
+
+def test_channels_of_one_case(tmp_path: Path) -> None:
+    for channel in (0, 1):
+        write(tmp_path / "in" / f"a_01_{channel:04d}.nii.gz", seed=channel)
+    outcome = predict_files(made(2), tmp_path / "in", tmp_path / "out")
+    assert outcome.done == ["a_01"]
+    alone = predict_files(made(2), tmp_path / "in" / "a_01_0000.nii.gz", tmp_path / "alone")
+    assert alone.done == ["a_01"]
+    paths = [tmp_path / folder / "a_01.nii.gz" for folder in ("out", "alone")]
+    np.testing.assert_array_equal(*(read_labels(path)[0] for path in paths))
+    too_many = predict_files(made(1), tmp_path / "in", tmp_path / "out1")
+    assert "2 channels found, 1 needed" in too_many.bad["a_01"]
+    too_few = predict_files(made(3), tmp_path / "in", tmp_path / "out3")
+    assert "2 channels found, 3 needed" in too_few.bad["a_01"]
+
+
+def test_a_number_is_a_channel_only_beside_a_channel_0000(tmp_path: Path) -> None:
+    for name in ("scan_0001", "scan_0002", "other_0000"):
+        write(tmp_path / "in" / f"{name}.nii.gz")
+    outcome = predict_files(made(), tmp_path / "in", tmp_path / "out")
+    assert sorted(outcome.done) == ["other", "scan_0001", "scan_0002"]
+
+
+def test_bad_files_are_reported_and_the_others_go_on(tmp_path: Path) -> None:
+    for k in range(9):
+        write(tmp_path / "in" / f"case{k}.nii.gz", seed=k)
+    whole = (tmp_path / "in" / "case4.nii.gz").read_bytes()
+    (tmp_path / "in" / "case4.nii.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "in" / "case6.nii.gz").write_bytes(b"")
+    nan = np.full((4, 4, 1), np.nan, np.float32)
+    nib.save(nib.Nifti1Image(nan, np.eye(4)), tmp_path / "in" / "case7.nii.gz")
+    seen: list[tuple[int, int]] = []
+    outcome = predict_files(made(), tmp_path / "in", tmp_path / "out", progress=lambda *pair: seen.append(pair))
+    assert sorted(outcome.bad) == ["case4", "case6", "case7"]
+    assert len(outcome.done) == 6
+    assert seen[-1] == (9, 9)
+    with pytest.raises(PclmixError, match="3 of 9 cases") as error:
+        outcome.require_good()
+    assert "case4.nii.gz is truncated" in str(error.value)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        [f"case{k}.nii.gz" for k in (0, 1, 2, 3, 5, 8)] + [RECORD, SNAP]
+    )
+    # Repaired and called again, only what is missing is done.
+    (tmp_path / "in" / "case4.nii.gz").write_bytes(whole)
+    again = predict_files(made(), tmp_path / "in", tmp_path / "out")
+    assert again.done == ["case4"]
+    assert len(again.skipped) == 6
+
+
+def test_a_folder_holds_the_predictions_of_one_model(tmp_path: Path) -> None:
+    source = write(tmp_path / "scan.nii.gz")
+    predict_files(made(), source, tmp_path / "out")
+    for predictor, options in (
+        (made(identity="two"), {}),
+        (made(), {"tta": "flip"}),
+        (made(), {"largest_component": True}),
+    ):
+        with pytest.raises(PclmixError, match="holds predictions of another"):
+            predict_files(predictor, source, tmp_path / "out", **options)
+    assert read_json(tmp_path / "out" / RECORD)["labels"] == {"background": 0, "dark": 1, "bright": 2}
+    assert '"bright"' in (tmp_path / "out" / SNAP).read_text()
+
+
+def test_one_file_to_one_named_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "scan.nii.gz")
+    predict_files(made(), source, tmp_path / "mine" / "seg.nii.gz")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["seg.nii.gz"]
+    assert predict_files(made(), source, tmp_path / "mine" / "seg.nii.gz").skipped == ["scan"]
+    labels = made().predict_file(source, tmp_path / "api.nii.gz")
+    np.testing.assert_array_equal(labels, read_labels(tmp_path / "mine" / "seg.nii.gz")[0])
+
+
+def picture_dataset(root: Path, ending: str = ".png") -> Path:
+    for folder in ("imagesTr", "labelsTr"):
+        (root / folder).mkdir(parents=True)
+    for k, case in enumerate(("a_01", "b_01", "c_01")):
+        grey = np.random.default_rng(k).integers(0, 255, (14, 18)).astype(np.uint8)
+        Image.fromarray(grey).save(root / "imagesTr" / f"{case}_0000{ending}")
+        Image.fromarray(np.zeros((14, 18), np.uint8)).save(root / "labelsTr" / f"{case}{ending}")
+    table = {"background": 0, "dark": 1, "bright": 2, "ignore": 3}
+    content = {"channel_names": {"0": "x"}, "labels": table, "numTraining": 3, "file_ending": ending, "name": "set"}
+    write_json(root / "dataset.json", content)
+    write_json(root / "splits_final.json", [{"train": ["a_01"], "val": ["b_01", "c_01"]}])
+    return root
+
+
+def test_a_dataset_of_pictures(tmp_path: Path) -> None:
+    root = picture_dataset(tmp_path / "set")
+    outcome = predict_files(made(), root, tmp_path / "out", fold=1)
+    assert (outcome.done, outcome.trained_on) == (["b_01", "c_01"], 0)
+    labels, _ = read_labels(tmp_path / "out" / "b_01.png")
+    assert labels.shape == (1, 14, 18)
+    assert set(np.unique(labels)) == {1, 2}
+    whole = predict_files(made(), root, tmp_path / "whole")
+    assert (len(whole.done), whole.trained_on) == (3, 1)
+
+
+def test_the_spacing_of_a_stack_goes_beside_it(tmp_path: Path) -> None:
+    import tifffile
+
+    (tmp_path / "in").mkdir()
+    stack = np.random.default_rng(0).integers(0, 99, (3, 9, 8)).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "in" / "a_0000.tif", stack, photometric="minisblack")
+    write_json(tmp_path / "in" / "a.json", {"spacing": [4.0, 0.5, 0.5]})
+    predict_files(made(), tmp_path / "in", tmp_path / "out")
+    labels, geometry = read_labels(tmp_path / "out" / "a.tif")
+    assert (labels.shape, geometry.spacing) == ((3, 9, 8), (4.0, 0.5, 0.5))
+
+
+def test_inputs_refused(tmp_path: Path, phantom_dataset: Path) -> None:
+    def attempt(words: str, source: Path, out: Path = tmp_path / "out", **options: object) -> None:
+        with pytest.raises(PclmixError, match=words):
+            predict_files(made(), source, out, **options)  # type: ignore[arg-type]
+
+    (tmp_path / "empty").mkdir()
+    scan = write(tmp_path / "scan.nii.gz")
+    attempt("does not exist", tmp_path / "none")
+    attempt("holds no images", tmp_path / "empty")
+    attempt("not a dataset", tmp_path / "empty", fold=1)
+    attempt("the model knows the classes background, dark, bright", phantom_dataset)
+    root = picture_dataset(tmp_path / "set")
+    attempt("fold 4 does not exist", root, fold=4)
+    attempt("is a file; OUT must be a folder", root, scan)
+    (tmp_path / "notes.txt").write_text("")
+    attempt("unknown file ending", tmp_path / "notes.txt")
+    shutil.copy(scan, root / "imagesTr" / "a_01.nii.gz")
+    attempt("both case 'a_01'", root / "imagesTr")
+    with pytest.raises(PclmixError, match="the model takes 2 channel"):
+        predict_files(made(2), root, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_is_bounded_by_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No case is read before those well ahead of it have been through the network."""
+    for k in range(12):
+        write(tmp_path / "in" / f"case{k:02d}.nii.gz", seed=k)
+    predictor = made()
+    read, label = predictor.read, predictor.label
+    counts = {"read": 0, "through": 0, "most": 0}
+
+    def counted_read(paths: object) -> object:
+        counts["read"] += 1
+        counts["most"] = max(counts["most"], counts["read"] - counts["through"])
+        return read(paths)  # type: ignore[arg-type]
+
+    def counted_label(*arguments: object) -> object:
+        result = label(*arguments)  # type: ignore[arg-type]
+        counts["through"] += 1
+        return result
+
+    monkeypatch.setattr(predictor, "read", counted_read)
+    monkeypatch.setattr(predictor, "label", counted_label)
+    assert len(predict_files(predictor, tmp_path / "in", tmp_path / "out").done) == 12
+    assert counts["most"] <= 4
+
+
+def test_dataset_cases_come_out_under_their_names(tmp_path: Path, phantom_dataset: Path, tiny_run: Path) -> None:
+    from pclmix.predict import load
+
+    outcome = predict_files(load(tiny_run, device="cpu"), phantom_dataset, tmp_path / "out", fold=1)
+    assert outcome.done == list(Dataset.open(phantom_dataset).fold(1).test)
+    for case in outcome.done:
+        labels, geometry = read_labels(tmp_path / "out" / f"{case}.nii.gz")
+        _, reference = Dataset.open(phantom_dataset).read_reference(case)
+        assert geometry.same_grid(reference) == ""
+        assert labels.max() < 4
