@@ -99,7 +99,7 @@ def open_store(
     progress: Callable[[Iterable[Any], int], Iterable[Any]] = lambda items, _: items,
 ) -> Store:
     """Map the store of these cases into memory, preparing it first where the cache does not have it."""
-    folder = (cache or cache_folder()) / _key(dataset, cases, settings)
+    folder = (cache or cache_folder()) / content_key(dataset, cases, settings)
     if not (folder / "index.json").is_file():
         try:
             _prepare(dataset, cases, settings, precompute, folder, progress)
@@ -122,7 +122,7 @@ def _label_path(dataset: Dataset, case: str, source: Source) -> Path:
     return dataset.scribble_path(case) if source == "scribble" else dataset.reference_path(case)
 
 
-def _key(dataset: Dataset, cases: Sequence[str], settings: Settings) -> str:
+def content_key(dataset: Dataset, cases: Sequence[str], settings: Settings) -> str:
     """A name that changes when any file's bytes, the classes or the settings change."""
     digest = hashlib.blake2b(digest_size=16)
     head = {"format": FORMAT, "settings": repr(settings), "labels": dataset.labels.to_json(), "cases": list(cases)}

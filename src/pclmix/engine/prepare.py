@@ -15,8 +15,9 @@ from pclmix.config import Config
 from pclmix.data.check import require_sound
 from pclmix.data.dataset import Dataset
 from pclmix.data.splits import validation_cut
-from pclmix.data.store import Settings, Source, Store, open_store
+from pclmix.data.store import Settings, Source, Store, cache_folder, content_key, open_store
 from pclmix.errors import PclmixError
+from pclmix.files import atomic_path
 from pclmix.methods.base import Method, find_method
 
 
@@ -43,7 +44,7 @@ def prepare(dataset: Dataset, config: Config, fold: int | None, console: Console
     method = find_method(config.method)
     leader = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
     if leader:
-        require_sound(dataset, cases, references=_source(method) == "reference", show=console.is_terminal)
+        _require_sound_once(dataset, cases, _source(method), console)
     split = validation_cut(cases, config.data.validation, config.seed, dataset.patient_pattern)
     show = _bar("preparing", console, quiet=not (leader and console.is_terminal))
     maps = config.method if method.has_maps() else ""
@@ -55,6 +56,17 @@ def prepare(dataset: Dataset, config: Config, fold: int | None, console: Console
     if split.test:
         held = open_store(dataset, split.test, Settings(config.data.size, config.data.intensity), progress=show)
     return Prepared(fold, split.train, store, held)
+
+
+def _require_sound_once(dataset: Dataset, cases: tuple[str, ...], source: Source, console: Console) -> None:
+    """The checks of `pclmix check` on these cases; files that passed before, byte for byte, are not read again."""
+    passed = cache_folder() / "checked" / content_key(dataset, cases, Settings((0, 0), source=source))
+    if passed.is_file():
+        require_sound(dataset, (), show=False)  # layout and folds may have changed: they are no file's content
+        return
+    require_sound(dataset, cases, references=source == "reference", show=console.is_terminal)
+    with atomic_path(passed) as temporary:
+        temporary.write_text(f"{dataset.name}: {len(cases)} cases\n", encoding="utf-8")
 
 
 def _source(method: type[Method]) -> Source:
