@@ -1,0 +1,126 @@
+"""A small phantom, runs of a few steps on it, and processes to run them in."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from pclmix.data.phantom import make_phantom
+from pclmix.engine.checkpoint import LAST, load_checkpoint
+from pclmix.engine.start import run_training
+
+HERE = Path(__file__).parent
+#: Twelve steps, a checkpoint after every third.
+SHORT = ("engine.iterations=12", "engine.save_every=3")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_and_an_own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Results are the same to the last bit for the same number of threads; prepared slices stay out of the home."""
+    threads, before = torch.get_num_threads(), dict(os.environ)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PCLMIX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(HERE))  # processes forked off the server import engine_worker by its name
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["pclmix.engine.start"])
+    yield
+    sys.path.remove(str(HERE))
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def phantom(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three patients, two frames each, three folds. Tests that change files copy it first."""
+    root = tmp_path_factory.mktemp("data") / "phantom"
+    make_phantom(root, 3)
+    return root
+
+
+@pytest.fixture(scope="session")
+def train() -> Callable[..., tuple[bool, str]]:
+    """`pclmix train --recipe tiny --device cpu` in this process: whether it finished, and what it said."""
+
+    def call(dataset: Path, out: Path, *overrides: str, **options: Any) -> tuple[bool, str]:
+        said = io.StringIO()
+        options = {"recipe": "tiny", "device": "cpu", "console": Console(file=said, width=300), **options}
+        return run_training(dataset, out, overrides=overrides, **options), said.getvalue()
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def unbroken(phantom: Path, train: Callable[..., tuple[bool, str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of PCLMix that nobody interrupted."""
+    run = tmp_path_factory.mktemp("runs") / "unbroken"
+    assert train(phantom, run, *SHORT)[0]
+    return run
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Callable[..., tuple[ForkServerProcess, Path]]]:
+    """Training in a process of its own, and the file that gets its answer."""
+    processes: list[ForkServerProcess] = []
+
+    def start(dataset: Path, out: Path, *overrides: str, **options: Any) -> tuple[ForkServerProcess, Path]:
+        import engine_worker
+
+        answer = tmp_path / f"answer{len(processes)}.json"
+        environment = {k: os.environ[k] for k in ("PCLMIX_CACHE", "OMP_NUM_THREADS")}
+        environment |= options.pop("environment", {})
+        options = {"recipe": "tiny", "device": "cpu", "overrides": overrides, **options}
+        process = multiprocessing.get_context("forkserver").Process(
+            target=engine_worker.train, args=(environment, str(answer), dataset, out), kwargs=options
+        )
+        process.start()
+        processes.append(process)
+        return process, answer
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def same(one: Any, other: Any, where: str = "checkpoint") -> None:
+    """Nested content equal to the last bit."""
+    assert type(one) is type(other), where
+    if isinstance(one, dict):
+        assert list(one) == list(other), where
+        for key in one:
+            same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            same(a, b, f"{where}.{number}")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
+
+
+@pytest.fixture(scope="session")
+def same_run() -> Callable[[Path, Path], None]:
+    """Two runs ended alike to the last bit: weights, buffers, average, optimiser, random states, metrics."""
+
+    def compare(one: Path, other: Path) -> None:
+        first, second = (load_checkpoint(run / LAST) for run in (one, other))
+        for content in (first, second):
+            content.pop("seconds")  # the clock is no result
+        same(first, second)
+        assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+        assert not list(other.glob(".*"))
+
+    return compare

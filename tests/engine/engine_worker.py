@@ -1,0 +1,110 @@
+"""Training in processes of its own, for the tests of resume and of many ranks.
+
+As a script it is the `pclmix` command that also notes what every rank holds after every step. As a module it is what
+a process forked off a warm server runs: the same training without the seconds that imports take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+from pclmix.data.batch import Batch
+from pclmix.engine.start import run_training
+from pclmix.engine.step import TrainStep
+from pclmix.errors import PclmixError
+from pclmix.methods.base import METHODS, Term, Terms
+from pclmix.methods.pce import PCE
+
+
+def train(environment: dict[str, str], answer: str, *args: Any, **kwargs: Any) -> None:
+    """`run_training` under `environment`; what it returned or refused goes to the file `answer`."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    if "TRACE" in os.environ:
+        trace(Path(os.environ["TRACE"]))
+    try:
+        said: Any = run_training(*args, **kwargs)
+    except PclmixError as error:
+        said = str(error)
+    Path(answer).write_text(json.dumps(said))
+
+
+def trace(folder: Path) -> None:
+    """Note digests of everything ranks must share in folder/RANK.jsonl; INTERRUPT="rank step" sends that one Ctrl-C."""
+    call = TrainStep.__call__
+
+    def noting(self: TrainStep, step: int, progress: float) -> None:
+        call(self, step, progress)
+        rank = os.environ["LOCAL_RANK"]  # known only once processes are launched
+        state = self.method.state_dict()
+        running = [v for k, v in state.items() if "running_" in k]
+        line = {
+            "step": step,
+            "index": self.feed.index.tolist(),
+            "loss": float(self.values[0]),
+            "gradients": digest(p.grad for p in self.parameters if p.grad is not None),
+            "weights": digest(self.method.parameters()),
+            "batchnorm": digest(running),
+            "batchnorm_layers": len(running),
+            "queue": digest(v for k, v in state.items() if k.startswith("queue.")),
+            "prototypes": int(state["queue.count"].sum()) if "queue.count" in state else 0,
+        }
+        with (folder / f"{rank}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if os.environ.get("INTERRUPT") == f"{rank} {step}":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    TrainStep.__call__ = noting  # type: ignore[method-assign]
+
+
+def digest(tensors: Iterable[Tensor | nn.Parameter]) -> str:
+    """A hash of the bytes of all tensors together."""
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.detach().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+@METHODS.register("diverging")
+class Diverging(PCE):
+    """pCE with a second term that is NaN from step 3 of 4 on, on the last rank alone."""
+
+    summary: ClassVar[str] = "for tests"
+    source: ClassVar[str] = "for tests"
+
+    def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
+        last = int(os.environ.get("WORLD_SIZE", "1")) - 1
+        guilty = int(os.environ.get("RANK", "0")) == last
+        poison = torch.where(progress >= 0.5, torch.nan, 0.0) if guilty else torch.zeros_like(progress)
+        return {**super().step(batch, progress, generator), "poison": Term(poison)}
+
+
+@METHODS.register("steep")
+class Steep(PCE):
+    """pCE with a second term that is 0, whose gradient is infinite from step 3 of 4 on."""
+
+    summary: ClassVar[str] = "for tests"
+    source: ClassVar[str] = "for tests"
+
+    def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
+        weight = next(self.net.parameters())
+        cliff = ((weight - weight.detach()) * torch.where(progress >= 0.5, torch.inf, 1.0)).clamp(-1, 1)
+        return {**super().step(batch, progress, generator), "cliff": Term(cliff.nan_to_num().sum())}
+
+
+if __name__ == "__main__":
+    import sys
+
+    from pclmix.cli import main
+
+    trace(Path(os.environ["TRACE"]))
+    sys.exit(main())
