@@ -63,7 +63,7 @@ def _plot_examples(run: Path, net: Segmenter, store: Store, labels: Labels, devi
     image = torch.from_numpy(np.array(store.images[chosen])).float()
     with torch.no_grad():
         probabilities = net(image.to(device)).float().softmax(1).cpu()
-    uncertainty = entropy(probabilities)
+    predicted, uncertainty = probabilities.argmax(1).numpy(), entropy(probabilities).numpy()
     figure, axes = _figure(4, len(chosen), 1.9, 1.9)
     for column, place in enumerate(chosen):
         grey = image[column, 0].numpy()
@@ -71,7 +71,7 @@ def _plot_examples(run: Path, net: Segmenter, store: Store, labels: Labels, devi
         panels = [
             ("image", grey, None),
             ("scribble", grey, np.where(scribble > IGNORE, scribble + 1, 0)),
-            ("prediction", grey, np.where(probabilities[column].argmax(0) > 0, probabilities[column].argmax(0) + 1, 0)),
+            ("prediction", grey, np.where(predicted[column] > 0, predicted[column] + 1, 0)),
         ]
         for row, (title, base, overlay) in enumerate(panels):
             _panel(axes[row, column], title if column == 0 else "", base, overlay, labels)
