@@ -11,6 +11,11 @@ def full(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def planes(logits: Tensor) -> Tensor:
+    """(B, K, H, W) in float32 with the classes outermost: the layout on which losses over pixels are fastest."""
+    return full(logits).contiguous()
+
+
 def no_autocast(like: Tensor) -> torch.autocast:
     """A block in which matrix products stay in the type of their operands, on the device of `like`."""
     return torch.autocast(like.device.type, enabled=False)

@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from pclmix.data.batch import Batch
 from pclmix.losses.partial_ce import partial_cross_entropy
+from pclmix.losses.precision import planes
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
 
@@ -17,4 +18,4 @@ class PCE(Method):
     source: ClassVar[str] = "Lin et al. 2016, ScribbleSup; Tang et al. 2018, Normalized Cut Loss"
 
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
-        return {"pce": Term(partial_cross_entropy(self.net(batch.image), batch.label))}
+        return {"pce": Term(partial_cross_entropy(planes(self.net(batch.image)), batch.label))}
