@@ -1,0 +1,40 @@
+"""Mumford-Shah: each class is one grey value, and borders are short."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pclmix.losses.precision import full
+
+
+def class_means(p: Tensor, image: Tensor) -> Tensor:
+    """c_k, the soft mean of the image in class k, per image and channel.
+
+    p: (B, K, H, W). image: (B, C, H, W). Returns (B, K, C); 0 for a class that no pixel has any part in.
+    """
+    p, image = full(p), full(image)
+    # Broadcast products instead of a matrix product: autocast would round that to bfloat16.
+    total = (p.unsqueeze(2) * image.unsqueeze(1)).sum((3, 4))
+    return total / p.sum((2, 3)).clamp(min=1e-6).unsqueeze(2)
+
+
+def piecewise_constant(p: Tensor, image: Tensor) -> Tensor:
+    """sum over images, classes, channels and pixels of (I - c_k)^2 p_k. Shapes as in class_means; a scalar.
+
+    c_k minimises this sum, so that the gradient through c_k is zero and is not computed.
+    """
+    p, image = full(p), full(image)
+    c = class_means(p.detach(), image)[..., None, None]
+    return ((image.unsqueeze(1) - c).square().sum(2) * p).sum()
+
+
+def total_variation(p: Tensor) -> Tensor:
+    """TV_L1: the sum of absolute differences between neighbours down and across. p: (B, K, H, W); a scalar."""
+    p = full(p)
+    down = (p[:, :, 1:] - p[:, :, :-1]).abs().sum()
+    return down + (p[:, :, :, 1:] - p[:, :, :, :-1]).abs().sum()
+
+
+def mumford_shah(p: Tensor, image: Tensor) -> Tensor:
+    """sum (I - c_k)^2 p_k + TV_L1(p): a sum over the whole batch, which the small weight of the method expects."""
+    return piecewise_constant(p, image) + total_variation(p)
