@@ -1,0 +1,57 @@
+"""Dual branch with dynamically mixed pseudo labels: two decoders, one sees features with dropout."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from pclmix.config import NonNegative, Section
+from pclmix.data.batch import Batch
+from pclmix.losses.partial_ce import partial_cross_entropy
+from pclmix.losses.precision import planes
+from pclmix.losses.pseudo_mix import pseudo_supervision
+from pclmix.methods.base import METHODS, Method, Task, Term, Terms
+from pclmix.nets.segmenter import build_decoder
+
+
+class DMPLSParams(Section):
+    weight: NonNegative = Field(0.5, description="weight of the Dice to the mixed pseudo labels")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.5, description="of the features of the second decoder")
+
+
+@METHODS.register("dmpls")
+class DMPLS(Method):
+    summary: ClassVar[str] = "two decoders that supervise each other by mixed pseudo labels"
+    source: ClassVar[str] = "Luo et al. 2022, Scribble-Supervised Segmentation via Dual-Branch Network"
+    Params: ClassVar[type[Section]] = DMPLSParams
+
+    def __init__(self, task: Task, params: DMPLSParams) -> None:
+        super().__init__(task, params)
+        self.aux = build_decoder(task.net, self.net.encoder, task.classes)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        features = self.net.features(image)
+        return self.net.decode(features), self.aux(features)
+
+    def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
+        features = self.net.features(batch.image)
+        main = planes(self.net.decode(features))
+        aux = planes(self.aux([dropped(f, self.params.dropout, generator) for f in features]))
+        return dual_terms(main, aux, batch.label, self.params.weight, generator)
+
+
+def dual_terms(main: Tensor, aux: Tensor, label: Tensor, weight: float, generator: Generator) -> Terms:
+    """(pCE1 + pCE2) / 2 and the pseudo supervision, mixed by a weight drawn once a step."""
+    beta = torch.rand((), generator=generator, device=main.device)
+    pce = (partial_cross_entropy(main, label) + partial_cross_entropy(aux, label)) / 2
+    pseudo = pseudo_supervision(main.softmax(1), aux.softmax(1), beta)
+    return {"pce": Term(pce), "pseudo": Term(pseudo, weight)}
+
+
+def dropped(feature: Tensor, rate: float, generator: Generator) -> Tensor:
+    """Dropout of single values, drawn from `generator`."""
+    kept = torch.empty_like(feature).bernoulli_(1 - rate, generator=generator)
+    return feature * kept / (1 - rate)
