@@ -219,6 +219,18 @@ def rectangles(image: Tensor, area: float, generator: torch.Generator) -> Tensor
     return inside
 
 
+def squares(image: Tensor, side: int, generator: torch.Generator) -> Tensor:
+    """One square of `side` pixels per sample, or less where the image is smaller, inside it: (B, 1, H, W) bool."""
+    (batch, _, height, width), device = image.shape, image.device
+    h, w = min(side, height), min(side, width)
+    top = torch.randint(0, height - h + 1, (batch, 1, 1, 1), generator=generator, device=device)
+    left = torch.randint(0, width - w + 1, (batch, 1, 1, 1), generator=generator, device=device)
+    y = torch.arange(height, device=device).view(1, 1, -1, 1)
+    x = torch.arange(width, device=device).view(1, 1, 1, -1)
+    inside: Tensor = (y >= top) & (y < top + h) & (x >= left) & (x < left + w)
+    return inside
+
+
 def local_contrast(image: Tensor) -> Tensor:
     """The length of the gradient by differences, summed over channels: (B, C, H, W) -> (B, H, W)."""
     image = image.detach().float()
