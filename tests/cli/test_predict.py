@@ -159,3 +159,19 @@ def test_overlapping_folds_are_refused(call: Call, phantom_dataset: Path, tmp_pa
     code, text = call("crossval", root, "--out", tmp_path / "cv")
     assert code == 2
     assert "is tested by fold 1 and fold 2" in text
+
+
+def test_a_checkpoint_of_other_classes_is_refused(
+    call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(phantom_dataset, root)
+    content = read_json(root / "dataset.json")
+    write_json(root / "dataset.json", {**content, "labels": {"background": 0, "RV": 1, "heart": 2, "ignore": 3}})
+    code, text = call("predict", tiny_run, root, tmp_path / "out", "--device", "cpu")
+    assert code == 2
+    assert "the model knows the classes background, RV, Myo, LV" in text
+    shutil.copytree(tiny_run, tmp_path / "run")
+    code, text = call("train", root, "--out", tmp_path / "run", "--resume", "--device", "cpu")
+    assert code == 2
+    assert "was trained on the classes background, RV, Myo, LV" in text
