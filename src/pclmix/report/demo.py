@@ -1,0 +1,167 @@
+"""The demo: PCLMix and the baseline from the same scribbles for the same seconds, scored on held-out patients."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pclmix import __version__
+from pclmix.data.dataset import Dataset
+from pclmix.data.phantom import make_phantom
+from pclmix.engine.runlog import ENVIRONMENT, RUN, read_metrics
+from pclmix.engine.start import run_training
+from pclmix.errors import PclmixError
+from pclmix.evaluate import Summary, evaluate
+from pclmix.evaluate.bootstrap import Comparison
+from pclmix.evaluate.run import compare_pair
+from pclmix.files import atomic_path, read_json, refuse_existing, write_json
+from pclmix.predict.files import predict_files
+from pclmix.predict.model import load
+
+METHODS = ("pclmix", "pce")
+NAMES = {"pclmix": "PCLMix", "pce": "Partial cross-entropy"}
+RECIPE = "demo"
+DATASET, REPORT, RESULT = "dataset", "report.html", "demo.json"
+#: Everything a demo writes; a folder that holds anything else is never overwritten.
+OWN = {DATASET, REPORT, RESULT, *METHODS}
+FOLD = 1
+PATIENTS = 20  #: 16 to learn from, 4 held out
+SECONDS = 75.0  #: for each method, so that all of it stays under four minutes on two cores
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One method of the demo: its run folder, how long it trained, and its scores on the held-out patients."""
+
+    method: str
+    run: Path
+    steps: int
+    seconds: float
+    summary: Summary
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.method]
+
+    def curves(self) -> list[dict[str, float]]:
+        return read_metrics(self.run)
+
+    def to_json(self) -> dict[str, Any]:
+        content = self.summary.to_json()
+        classes = {
+            name: {measure: content["classes"][name][measure]["mean"] for measure in ("Dice", "HD95")}
+            for name in self.summary.names
+        }
+        mean, nan = content["mean"], content["nan"]
+        scores = {"Dice": mean["Dice"], "HD95": mean["HD95"], "HD95_nan": nan["HD95"], "classes": classes}
+        return {**scores, "seconds": self.seconds, "steps": self.steps}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What came out: both methods, ours first, and the difference between them."""
+
+    root: Path
+    dataset: Dataset
+    trained: tuple[Trained, Trained]
+    difference: Comparison
+    seed: int
+    budget: float  #: seconds of training each method was given
+    seconds: float  #: of everything, until the report
+
+    @property
+    def points(self) -> float:
+        """Dice points by which PCLMix is ahead; negative where it is behind."""
+        ours, other = self.trained
+        return 100 * (ours.summary.mean("Dice").mean - other.summary.mean("Dice").mean)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        content: dict[str, Any] = read_json(self.trained[0].run / ENVIRONMENT)
+        return content
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **{one.method: one.to_json() for one in self.trained},
+            "dice_points_ahead": self.points,
+            "seconds": self.budget,
+            "total_seconds": self.seconds,
+            "seed": self.seed,
+            "fold": FOLD,
+            "patients": {"training": len(self._patients(False)), "held_out": len(self._patients(True))},
+            "recipe": RECIPE,
+            "version": __version__,
+            "environment": self.environment,
+        }
+
+    def _patients(self, held_out: bool) -> set[str]:
+        fold = self.dataset.fold(FOLD)
+        return {case.rsplit("_", 1)[0] for case in (fold.test if held_out else fold.train)}
+
+
+def run_demo(
+    out: Path, *, seed: int = 0, seconds: float = SECONDS, overwrite: bool = False, console: Console | None = None
+) -> Demo:
+    """Make the phantom, train, predict, evaluate and write OUT/report.html and OUT/demo.json."""
+    from pclmix.report.page import render
+
+    console = console or Console(stderr=True)
+    started = time.perf_counter()
+    clear(out, overwrite=overwrite)
+    console.print(f"making the phantom: {PATIENTS} patients", highlight=False)
+    make_phantom(out / DATASET, PATIENTS, seed)
+    trained = [_train(out, method, seed, seconds, console) for method in METHODS]
+    ours, other = trained
+    demo = Demo(
+        out,
+        Dataset.open(out / DATASET),
+        (ours, other),
+        compare_pair(ours.summary, other.summary, other.name),
+        seed,
+        seconds,
+        round(time.perf_counter() - started, 1),
+    )
+    with atomic_path(out / REPORT) as temporary:
+        temporary.write_text(render(demo), encoding="utf-8")
+    write_json(out / RESULT, demo.to_json())
+    return demo
+
+
+def clear(out: Path, *, overwrite: bool) -> None:
+    """Make room for a demo: an earlier one goes if `overwrite`, anything else is refused."""
+    refuse_existing(out, overwrite=overwrite)
+    if not out.is_dir():
+        return
+    strangers = sorted(entry.name for entry in out.iterdir() if entry.name not in OWN)
+    if strangers:
+        raise PclmixError(f"{out} holds {strangers[0]}, which is not of a demo; choose another --out")
+    for entry in out.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _train(out: Path, method: str, seed: int, seconds: float, console: Console) -> Trained:
+    """Train on the scribbles of all but the held-out patients, then predict and score those."""
+    dataset, run = out / DATASET, out / method
+    console.print(f"training {NAMES[method]} for {seconds:g} seconds", highlight=False)
+    overrides = [f"engine.seconds={seconds}", f"seed={seed}"]
+    # On the CPU everywhere: the recipe was chosen there, and on a GPU its small batches would mostly wait.
+    finished = run_training(
+        dataset, run, method=method, recipe=RECIPE, overrides=overrides, fold=FOLD, device="cpu", console=console
+    )
+    if not finished:
+        raise PclmixError("the demo was interrupted; start it again with --overwrite")
+    predictions = run / "predictions"
+    predict_files(load(run, device="cpu"), dataset, predictions, fold=FOLD).require_good()
+    summary = evaluate(predictions, dataset, fold=FOLD)
+    summary.write_json(run / "evaluation.json")
+    summary.write_csv(run / "cases.csv")
+    status = read_json(run / RUN)
+    return Trained(method, run, int(status["step"]), float(status["seconds"]), summary)
