@@ -72,3 +72,25 @@ def tiny_run(phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) ->
         overrides = ["engine.iterations=3", "optim.lr=0.3"]
         assert run_training(phantom_dataset, folder / "run", recipe="tiny", overrides=overrides, fold=1, device="cpu")
         yield folder / "run"
+
+
+@pytest.fixture(scope="session")
+def lively_model(tiny_run: Path, phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of `tiny_run` with its head's bias moved so that every class is predicted somewhere.
+
+    After three iterations everything is background, and a test of labels would hold for any code at all.
+    """
+    from pclmix.data.volume import read_image
+    from pclmix.engine.checkpoint import load_checkpoint, trained_state
+    from pclmix.predict import load
+
+    image = read_image(phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz").array
+    predictor = load(tiny_run, device="cpu")
+    mean = torch.from_numpy(predictor.logits(image).mean((0, 2, 3)))
+    content = load_checkpoint(tiny_run / "last.ckpt")
+    state = trained_state(content)
+    state["net.decoder.head.bias"] = state["net.decoder.head.bias"] - mean
+    path = tmp_path_factory.mktemp("lively") / "lively.ckpt"
+    torch.save({**content, "method": state, "average": None}, path)
+    assert set(load(path, device="cpu").predict(image).ravel().tolist()) == {0, 1, 2, 3}
+    return path

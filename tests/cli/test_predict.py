@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 
 from pclmix.cli import main
-from pclmix.data.volume import read_labels
+from pclmix.data.volume import read_image, read_labels
 from pclmix.evaluate import read_summary
 from pclmix.files import read_json, write_json
 
@@ -45,16 +46,31 @@ def test_predict_then_evaluate(call: Call, tiny_run: Path, phantom_dataset: Path
     assert len(read_summary(tmp_path / "scores.json").cases) == 6
 
 
-def test_options_reach_the_predictor(call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [(("--tta", "flip"), {"tta": "flip"}), (("--largest-component",), {"largest_component": True})],
+)
+def test_options_reach_the_predictor(
+    call: Call,
+    lively_model: Path,
+    phantom_dataset: Path,
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    options: dict[str, str],
+) -> None:
     from pclmix import load
-    from pclmix.data.volume import read_image
 
-    image = phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz"
-    code, _ = call("predict", tiny_run, image, tmp_path, "--tta", "flip", "--largest-component", "--device", "cpu")
-    assert code == 0
-    expected = load(tiny_run, device="cpu").predict(read_image(image).array, tta="flip", largest_component=True)
-    np.testing.assert_array_equal(read_labels(tmp_path / "phantom001_frame01.nii.gz")[0], expected)
-    assert read_json(tmp_path / "prediction.json")["tta"] == "flip"
+    whole = nib.load(phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz")
+    nib.save(whole.slicer[30:80, 20:90, 1:6], tmp_path / "part_0000.nii.gz")
+    code, text = call(
+        "predict", lively_model, tmp_path / "part_0000.nii.gz", tmp_path / "out", *flags, "--device", "cpu"
+    )
+    assert code == 0, text
+    predictor, array = load(lively_model, device="cpu"), read_image(tmp_path / "part_0000.nii.gz").array
+    labels, _ = read_labels(tmp_path / "out" / "part.nii.gz")
+    np.testing.assert_array_equal(labels, predictor.predict(array, **options))
+    assert (labels != predictor.predict(array)).any()
+    assert read_json(tmp_path / "out" / "prediction.json").items() >= options.items()
 
 
 def test_a_bad_file_is_exit_2_at_the_end(call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
