@@ -164,7 +164,9 @@ def test_other_settings_are_refused(
         train(phantom, unbroken, *overrides, **{"recipe": None, "resume": True, **changed})
 
 
-def test_a_run_without_a_checkpoint_keeps_its_settings(phantom: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_keeps_its_settings(
+    phantom: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed before its first checkpoint, `--resume` alone starts with the settings it was begun with."""
     from pclmix.engine import start
 
@@ -178,8 +180,8 @@ def test_a_run_without_a_checkpoint_keeps_its_settings(phantom: Path, unbroken: 
         seen.update(config=config, fold=fold)
         raise PclmixError("far enough")
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(PclmixError, match="far enough"):
-        patch.setattr(start, "prepare", instead)
+    monkeypatch.setattr(start, "prepare", instead)
+    with pytest.raises(PclmixError, match="far enough"):
         start.run_training(phantom, run, resume=True, device="cpu")
     assert seen["config"].recipe == "tiny"
     assert seen["config"].engine.iterations == 12

@@ -1,0 +1,208 @@
+"""What cannot be trained is refused with one message, and nothing that was there is lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from pclmix.engine import loop
+from pclmix.engine.checkpoint import LAST, PREVIOUS, load_checkpoint, save_checkpoint
+from pclmix.errors import PclmixError
+
+Train = Callable[..., tuple[bool, str]]
+FOUR = ("engine.iterations=4", "engine.save_every=2")
+
+
+@pytest.fixture
+def refused(phantom: Path, tmp_path: Path, train: Train) -> Callable[..., str]:
+    """The message that `train` ends with; no run folder may come of it."""
+
+    def call(*overrides: str, dataset: Path = phantom, **options: Any) -> str:
+        with pytest.raises(PclmixError) as caught:
+            train(dataset, tmp_path / "run", *overrides, **options)
+        assert not (tmp_path / "run").exists()
+        return str(caught.value)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "words"),
+    [
+        (["engine.batch=1"], {}, ["engine.batch=1", "BatchNorm needs two", "engine.batch=2"]),
+        (["engine.batch=5"], {"devices": 2}, ["cannot be split over 2 devices"]),
+        (["engine.batch=2"], {"devices": 2}, ["set engine.batch=4"]),
+        (["data.size=[60,64]"], {}, ["60x64", "multiples of 32", "64x64"]),
+        ([], {"device": "gpu"}, ["--device gpu", "auto, cpu or cuda"]),
+        ([], {"devices": 0}, ["--devices 0"]),
+        ([], {"method": "pclmx"}, ["unknown method 'pclmx'", "Did you mean 'pclmix'?"]),
+        ([], {"recipe": "tny"}, ["unknown recipe 'tny'", "Did you mean 'tiny'?"]),
+        ([], {"recipe": "none.yaml"}, ["none.yaml does not exist"]),
+        (["net=resnet5"], {}, ["unknown network 'resnet5'", "Did you mean 'resnet50'?"]),
+        (["optim.lrr=1"], {}, ["unknown key 'optim.lrr'", "Did you mean 'lr'?"]),
+        (["params.queu=1"], {}, ["unknown key 'queu'", "Did you mean 'queue'?"]),
+        (["optim.lr=-1"], {}, ["optim.lr=-1", "greater than 0"]),
+        (["optim.lr"], {}, ["'optim.lr' is not of the form key=value"]),
+        ([], {"fold": 9}, ["fold 9 does not exist", "folds 1 to 3"]),
+        (["encoder.weights=nowhere.pth"], {}, ["nowhere.pth"]),
+    ],
+)
+def test_refused(refused: Callable[..., str], overrides: list[str], options: dict[str, Any], words: list[str]) -> None:
+    message = refused(*overrides, **options)
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(refused: Callable[..., str]) -> None:
+    assert "use --device cpu" in refused(device="cuda")
+
+
+def test_torchrun_and_devices_must_agree(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert "torchrun started 2 process(es) on each of 2 node(s)" in refused(devices=3)
+
+
+def test_an_existing_run_is_refused(phantom: Path, tmp_path: Path, train: Train) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(PclmixError, match="exists already"):
+        train(phantom, tmp_path / "run")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_class_that_nobody_drew(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    dataset = shutil.copytree(phantom, tmp_path / "data")
+    for path in (dataset / "labelsTr").iterdir():
+        file = nib.load(path)
+        array = np.asarray(file.dataobj).copy()
+        array[array == 2] = 4
+        nib.save(nib.Nifti1Image(array, file.affine, file.header), path)
+    assert "no scribble of class Myo in any training case" in refused(dataset=dataset)
+
+
+def test_a_bad_dataset_is_refused_as_check_does(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    from pclmix.data.check import require_sound
+    from pclmix.data.dataset import Dataset
+
+    dataset = shutil.copytree(phantom, tmp_path / "data")
+    (dataset / "labelsTr" / "phantom002_frame01.nii.gz").write_bytes(b"no scribbles")
+    message = refused(dataset=dataset)
+    assert "phantom002_frame01" in message
+    with pytest.raises(PclmixError) as caught:
+        require_sound(Dataset.open(dataset))
+    assert message == str(caught.value)
+
+
+def test_a_mistake_is_exit_code_2_and_no_traceback(
+    phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pclmix.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["pclmix", "train", str(phantom), "--out", str(tmp_path), "optim.lrr=1"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "error:" in error
+    assert "optim.lrr" in error
+    assert "Traceback" not in error
+
+
+def test_nan_stops_and_keeps_the_last_good_checkpoint(phantom: Path, tmp_path: Path, train: Train) -> None:
+    import engine_worker  # noqa: F401  registers the method
+
+    run = tmp_path / "run"
+    with pytest.raises(PclmixError, match=r"NaN or infinite at step 3, in: poison\. The last good checkpoint is kept"):
+        train(phantom, run, *FOUR, method="diverging")
+    content = load_checkpoint(run / LAST)
+    assert content["step"] == 2
+    assert all(torch.isfinite(tensor).all() for tensor in content["method"].values())
+    status = json.loads((run / "run.json").read_text())
+    assert status["status"] == "failed"
+    assert "step 3" in status["reason"]
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_nan_between_log_lines_is_found_at_the_next(phantom: Path, tmp_path: Path, train: Train) -> None:
+    import engine_worker  # noqa: F401
+
+    with pytest.raises(PclmixError, match="at step 3, in: poison"):
+        train(phantom, tmp_path / "run", "engine.iterations=4", "engine.log_every=50", method="diverging")
+    assert not (tmp_path / "run" / LAST).exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(phantom: Path, tmp_path: Path, train: Train) -> None:
+    """The loss of step 3 is finite, its gradient is not: only the weights tell, and step 3 is a checkpoint."""
+    import engine_worker  # noqa: F401
+
+    run = tmp_path / "run"
+    with pytest.raises(PclmixError, match="weights are NaN or infinite after step 3"):
+        train(phantom, run, "engine.iterations=4", "engine.save_every=1", method="steep")
+    assert load_checkpoint(run / LAST)["step"] == 2
+
+
+@contextmanager
+def full_disk(bytes_left: int) -> Iterator[None]:
+    """No file may grow beyond `bytes_left`: the system itself refuses to write more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def content_of(step: int) -> dict[str, Any]:
+    weights = torch.full((100_000,), float(step))
+    return {"version": "0", "config": {}, "labels": {}, "channels": [], "step": step, "method": {"w": weights}}
+
+
+@pytest.mark.parametrize("bytes_left", [0, 1000, 300_000])
+def test_a_full_disk_leaves_the_old_checkpoints(tmp_path: Path, bytes_left: int) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, content_of(step))
+    with full_disk(bytes_left), pytest.raises(PclmixError, match=r"cannot write .*last.ckpt"):
+        save_checkpoint(tmp_path, content_of(3))
+    assert load_checkpoint(tmp_path / LAST)["step"] == 2
+    assert load_checkpoint(tmp_path / PREVIOUS)["step"] in (1, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [LAST, PREVIOUS]
+
+
+def test_a_run_whose_disk_fills_up_can_go_on(
+    phantom: Path, tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, same_run: Callable[[Path, Path], None]
+) -> None:
+    run, calls = tmp_path / "run", []
+
+    def filling_up(folder: Path, content: dict[str, Any]) -> None:
+        calls.append(content["step"])
+        with full_disk(100_000 if len(calls) == 2 else 10**9):
+            save_checkpoint(folder, content)
+
+    monkeypatch.setattr(loop, "save_checkpoint", filling_up)
+    with pytest.raises(PclmixError, match="free some space"):
+        train(phantom, run, *FOUR, method="pce")
+    assert load_checkpoint(run / LAST)["step"] == 2
+    assert train(phantom, run, recipe=None, resume=True)[0]
+    assert train(phantom, tmp_path / "unbroken", *FOUR, method="pce")[0]
+    same_run(tmp_path / "unbroken", run)
+
+
+def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
+    from pclmix.engine.runlog import MetricLog
+
+    log = MetricLog(tmp_path, 0)
+    with full_disk(10), pytest.raises(PclmixError, match=r"metrics\.jsonl.*--resume"):
+        log.write(1, {"loss": 1.0})
