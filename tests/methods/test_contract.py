@@ -1,0 +1,59 @@
+"""Every registered method, on its own kind of network and on a small one of PCLMix's kind, keeps the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from pclmix.methods.base import METHODS, find_method, load_all
+
+load_all()
+#: PCLMix's transformer decoder needs features at strides 4 to 32, which the family's U-Net does not have.
+CASES = [(name, net) for name in METHODS.names() for net in ("unet", "resnet18") if (name, net) != ("pclmix", "unet")]
+Make = Callable[..., Any]
+
+each = pytest.mark.parametrize(("name", "net"), CASES)
+#: Where the network makes no difference.
+once = pytest.mark.parametrize(("name", "net"), [c for c in CASES if c[1] == "unet" or c[0] == "pclmix"])
+
+
+@each
+def test_loss_and_gradients(name: str, net: str, contract: Make) -> None:
+    kept = contract(name, find_method(name), net)
+    kept.describes_itself()
+    kept.has_finite_loss_and_gradients_where_they_belong()
+
+
+@once
+def test_terms_do_not_come_and_go(name: str, net: str, contract: Make) -> None:
+    contract(name, find_method(name), net).has_the_same_terms_throughout()
+
+
+@each
+def test_batch_without_scribbles(name: str, net: str, contract: Make) -> None:
+    contract(name, find_method(name), net).bears_a_batch_without_scribbles()
+
+
+@each
+def test_state_and_seed(name: str, net: str, contract: Make) -> None:
+    contract(name, find_method(name), net).repeats_itself_and_survives_save_and_load()
+
+
+@each
+def test_no_waiting(name: str, net: str, contract: Make, no_sync: Callable[[], AbstractContextManager[Any]]) -> None:
+    contract(name, find_method(name), net).never_waits_for_the_device(no_sync)
+
+
+@once
+def test_precision(name: str, net: str, contract: Make) -> None:
+    contract(name, find_method(name), net).runs_in_low_precision()
+
+
+@each
+def test_prediction(name: str, net: str, contract: Make) -> None:
+    kept = contract(name, find_method(name), net)
+    kept.predicts_with_each_of_its_inference_nets()
+    kept.takes_a_batch_that_was_not_augmented()

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from pclmix.errors import PclmixError
+from pclmix.methods.base import METHODS, Task, build_params, find_method, load_all
+
+ROWS = {"full", "pce", "rw", "em", "mloss", "rloss", "ustm", "s2l", "dmpls", "scnet", "trimix", "cyclemix", "pclmix"}
+
+
+def test_every_row_of_the_table_is_there() -> None:
+    load_all()
+    assert set(METHODS.names()) >= ROWS
+
+
+def test_an_unknown_method_is_told_the_nearest() -> None:
+    with pytest.raises(PclmixError, match="Did you mean 'trimix'"):
+        find_method("trimx")
+
+
+def test_an_unknown_parameter_is_told_the_nearest() -> None:
+    with pytest.raises(PclmixError, match=r"weigth.*Did you mean 'weight'"):
+        build_params(find_method("em"), {"weigth": 1.0})
+
+
+def test_pclmix_says_which_networks_it_needs() -> None:
+    method = find_method("pclmix")
+    with pytest.raises(PclmixError, match="set net= to a resnet"):
+        method(Task("unet", 1, 4, (64, 64)), build_params(method, {}))
