@@ -85,6 +85,11 @@ class Predictor(ABC):
         """Softmax (Z, K, H, W) at the image's own size, float32."""
         return self._scores(array, spacing, tta, "probabilities")
 
+    def probability_batches(self, array: Array, *, tta: TTA = "none") -> Iterator[Array]:
+        """As `probabilities`, a batch of slices (B, K, H, W) at a time: memory stays small whatever the volume."""
+        image = self.as_image(array)
+        return self._run(self.batches(image), (image.shape[2], image.shape[3]), tta, "probabilities")
+
     def logits(self, array: Array, spacing: Sequence[float] | None = None) -> Array:
         """Logits (Z, K, H, W) resized to the image's own size, float32."""
         return self._scores(array, spacing, "none", "logits")

@@ -1,0 +1,257 @@
+"""Training and prediction as child processes, one at a time, with everything that is known of them on disk.
+
+Under DATASET/.pclmix: jobs/ID/request.json (what was asked, written here), jobs/ID/outcome.json (how it ended, written
+by the child), jobs/ID/log.txt, and runs/ID, an ordinary run folder. A child holds a lock on jobs/lock as long as it
+lives; so any server, also one started later, knows whether a job runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from pclmix.config import load_config, recipe_path
+from pclmix.errors import PclmixError
+from pclmix.files import read_json, write_json
+from pclmix.web.workspace import UnknownError, Workspace
+
+REQUEST, OUTCOME, LOG, STOP, PID = "request.json", "outcome.json", "log.txt", "stop", "pid"
+_ID = re.compile(r"^\d{8}-\d{6}(?:-\d+)?$")
+_POINTS = 200  # of the loss curve as the page gets it
+_TAIL = 4000  # bytes of a log that may hold the reason of a failure
+Status = Literal["running", "stopping", "finished", "stopped", "failed"]
+
+
+class BusyError(PclmixError):
+    """A job is running already."""
+
+
+class Jobs:
+    """Start, watch and stop the jobs of a dataset."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self._children: list[subprocess.Popen[bytes]] = []  # polled, so that those that ended do not stay as zombies
+
+    def train(self, *, method: str, recipe: str, seconds: float | None, then: list[str]) -> str:
+        """Start training on all cases, then predict the cases `then`; returns the job, whose run has the same name."""
+        if recipe.endswith((".yaml", ".yml")):
+            raise PclmixError(
+                "the workbench trains with the recipes that come with pclmix; use `pclmix train` for a file"
+            )
+        recipe_path(recipe)
+        load_config(recipe, method)
+        job = self._new_id()
+        asked = {"kind": "train", "method": method, "recipe": recipe, "seconds": seconds, "then": then, "run": job}
+        return self._start(job, {**asked, "resume": False})
+
+    def resume(self, job: str) -> str:
+        """Go on with a training that was stopped or died, with the settings it was begun with."""
+        before = self.request(job)
+        if before["kind"] != "train":
+            raise PclmixError("only a training can be resumed; predict again instead")
+        return self._start(self._new_id(), {**before, "resume": True})
+
+    def predict(self, run: str, cases: list[str]) -> str:
+        """Predict cases with a trained run."""
+        self.run_folder(run)
+        return self._start(self._new_id(), {"kind": "predict", "run": run, "cases": cases})
+
+    def stop(self) -> None:
+        """Ask the running job to save and end; asked a second time, it is ended at once."""
+        state = self.state()
+        if state is None or state["status"] not in ("running", "stopping"):
+            raise PclmixError("no job is running")
+        folder = self._folder(state["id"])
+        again = (folder / STOP).exists()
+        (folder / STOP).touch()
+        with suppress(OSError, ValueError):
+            pid = int((folder / PID).read_text(encoding="utf-8"))
+            if again:
+                os.killpg(pid, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGINT)
+
+    def state(self) -> dict[str, Any] | None:
+        """What the page shows of the newest job, or None where there never was one."""
+        newest = self._newest()
+        if newest is None:
+            return None
+        request = self.request(newest)
+        folder = self._folder(newest)
+        alive = self._alive()
+        outcome = read_json(folder / OUTCOME) if (folder / OUTCOME).is_file() else {}
+        status: Status = "running"
+        if (folder / STOP).exists():
+            status = "stopping" if alive else "stopped"
+        elif not alive:
+            status = "failed"
+        if not alive:  # a child that has said how it went still takes a moment to end
+            status = outcome.get("status", status)
+        message = outcome.get("message", "")
+        if status == "failed" and not message:
+            message = "it ended unexpectedly: " + (_last_line(folder / LOG) or "nothing was said")
+        shown = {key: request.get(key) for key in ("kind", "method", "recipe", "seconds", "run", "started")}
+        state = {"id": newest, "status": status, "message": message, **shown}
+        state |= {"done": outcome.get("done", 0), "total": outcome.get("total", 0), "cases": outcome.get("cases", [])}
+        state["phase"] = outcome.get("phase", "starting" if status == "running" else "")
+        if request["kind"] == "train":
+            since = float(request["started"]) if state["phase"] == "training" else None
+            state |= training(self.workspace.corner("runs", str(request["run"])), since)
+            state["resumable"] = status in ("stopped", "failed") and state["step"] > 0
+        return state
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Runs that can predict, newest first."""
+        top = self.workspace.corner("runs")
+        found = []
+        for folder in sorted(top.iterdir(), reverse=True) if top.is_dir() else ():
+            if _ID.match(folder.name) and (folder / "last.ckpt").is_file():
+                about = read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
+                config = _yaml(folder / "config.yaml")
+                known = {"id": folder.name, "status": about.get("status"), "step": about.get("step", 0)}
+                found.append({**known, "method": config.get("method"), "recipe": config.get("recipe")})
+        return found
+
+    def run_folder(self, run: str) -> Path:
+        if not _ID.match(run) or not (self.workspace.corner("runs", run) / "last.ckpt").is_file():
+            raise UnknownError(f"there is no trained model '{run[:40]}'; train one first")
+        return self.workspace.corner("runs", run)
+
+    def request(self, job: str) -> dict[str, Any]:
+        if not _ID.match(job) or not (self._folder(job) / REQUEST).is_file():
+            raise UnknownError(f"there is no job '{job[:40]}'")
+        content: dict[str, Any] = read_json(self._folder(job) / REQUEST)
+        return content
+
+    def _start(self, job: str, request: dict[str, Any]) -> str:
+        lock = self._take_lock()
+        try:
+            self.workspace.complete()
+            folder = self._folder(job)
+            folder.mkdir(parents=True)
+            write_json(folder / REQUEST, {**request, "started": time.time()})
+            with (folder / LOG).open("wb") as log:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "pclmix.web.worker", str(self.workspace.root), job],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lock,),  # the child inherits the lock and holds it until it ends
+                    start_new_session=True,  # Ctrl-C in the server's terminal is not for the job
+                )
+            (folder / PID).write_text(str(child.pid), encoding="utf-8")
+            self._children.append(child)
+        finally:
+            os.close(lock)
+        return job
+
+    def _take_lock(self) -> int:
+        """The lock that a job holds while it lives, as a file handle; refused while another job has it."""
+        handle = self._open_lock()
+        for _ in range(10):  # whoever only looks whether a job lives holds it for a moment
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return handle
+            time.sleep(0.01)
+        os.close(handle)
+        raise BusyError("a job is running already; wait for it or stop it first")
+
+    def _alive(self) -> bool:
+        self._children = [child for child in self._children if child.poll() is None]
+        handle = self._open_lock()
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not take each other for a job
+        except OSError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def _open_lock(self) -> int:
+        path = self.workspace.corner("jobs", "lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+
+    def _newest(self) -> str | None:
+        top = self.workspace.corner("jobs")
+        names = [p.name for p in top.iterdir() if _ID.match(p.name)] if top.is_dir() else []
+        known = [name for name in names if (top / name / REQUEST).is_file()]
+        return max(known, key=_order) if known else None
+
+    def _folder(self, job: str) -> Path:
+        return self.workspace.corner("jobs", job)
+
+    def _new_id(self) -> str:
+        now, number = time.strftime("%Y%m%d-%H%M%S"), 1
+        name = now
+        while self._folder(name).exists():
+            number += 1
+            name = f"{now}-{number}"
+        return name
+
+
+def training(run: Path, since: float | None) -> dict[str, Any]:
+    """Step, share done, seconds left and the loss curve of a run folder; `since` is when the job training it began."""
+    lines = _metrics(run / "metrics.jsonl")
+    about = read_json(run / "run.json") if (run / "run.json").is_file() else {}
+    engine = _yaml(run / "config.yaml").get("engine", {})
+    step = max(int(about.get("step", 0)), lines[-1]["step"] if lines else 0)
+    budget, spent = engine.get("seconds"), float(about.get("seconds", 0.0))
+    begun = (run / "run.json").stat().st_mtime if about else 0.0  # written when the loop starts
+    running = since is not None and begun >= since
+    elapsed = time.time() - begun if running else 0.0
+    first = int(about.get("step", 0)) if running else step
+    left: float | None
+    if budget:
+        share = (spent + elapsed) / float(budget)
+        left = float(budget) - spent - elapsed
+    else:
+        total = int(engine.get("iterations", 1))
+        share = step / total
+        left = elapsed / (step - first) * (total - step) if step > first else None
+    thin = lines[:: max(1, -(-len(lines) // _POINTS))]
+    curve = [[line["step"], round(line["loss"], 4)] for line in thin if "loss" in line]
+    shown = min(1.0, share) if about else 0.0
+    return {"step": step, "share": shown, "left": None if left is None else max(0.0, left), "curve": curve}
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl; the last may be half written."""
+    found = []
+    with suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+    return found
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _order(job: str) -> tuple[str, int]:
+    parts = job.split("-")
+    return "-".join(parts[:2]), int(parts[2]) if len(parts) > 2 else 1
+
+
+def _last_line(path: Path) -> str:
+    with suppress(OSError):
+        lines = path.read_bytes()[-_TAIL:].decode("utf-8", "replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+    return ""

@@ -1,0 +1,91 @@
+"""A small dataset on a grid that is not RAS, and a real server on it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import nibabel as nib
+import numpy as np
+import pytest
+import uvicorn
+
+from pclmix.data.dataset import write_dataset_json
+from pclmix.data.volume import read_image, write_labels
+from pclmix.labels import Labels
+from pclmix.web.app import create_app
+from pclmix.web.security import Rules
+from pclmix.web.uploads import Limits
+
+LABELS = Labels(("background", "RV", "LV"), 3)
+#: x to posterior, y to the left, z downwards: each axis permuted or flipped.
+AFFINE = np.array([[0, -1.5, 0, 40], [-1.25, 0, 0, 30], [0, 0, -8, 20], [0, 0, 0, 1]], float)
+SHAPE = (4, 12, 10)  #: Z, H, W
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server and a client that behaves like the page."""
+
+    url: str
+    client: httpx.Client
+    root: Path
+
+
+def write_image(path: Path, array: np.ndarray, affine: np.ndarray = AFFINE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(array.transpose(2, 1, 0).astype(np.int16), affine), path)
+
+
+def write_dataset(root: Path, cases: int = 2) -> Path:
+    rng = np.random.default_rng(0)
+    for number in range(1, cases + 1):
+        image = root / "imagesTr" / f"case{number}_0000.nii.gz"
+        write_image(image, rng.integers(0, 500, SHAPE))
+        labels = np.full(SHAPE, LABELS.ignore)
+        labels[1, 2:5, 3] = 1
+        labels[1, 7, 2:6] = 0
+        write_labels(root / "labelsTr" / f"case{number}.nii.gz", labels, read_image(image).geometry, LABELS.names)
+    write_dataset_json(root, channels=["MRI"], labels=LABELS, ending=".nii.gz", cases=cases, name="small")
+    return root
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "small")
+
+
+Serve = Callable[..., Running]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start a server in a thread; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(root: Path, rules: Rules | None = None, limits: Limits | None = None) -> Running:
+            config = uvicorn.Config(
+                create_app(root, rules, limits), port=0, log_level="warning", timeout_graceful_shutdown=1
+            )
+            server = uvicorn.Server(config)
+            thread = threading.Thread(target=server.run, daemon=True)
+            thread.start()
+            while not server.started:
+                time.sleep(0.005)
+            url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+            client = stack.enter_context(httpx.Client(base_url=url, headers={"x-pclmix": "1"}, timeout=30))
+            stack.callback(thread.join, 10)
+            stack.callback(setattr, server, "should_exit", True)
+            return Running(url, client, root)
+
+        yield start
+
+
+@pytest.fixture
+def page(serve: Serve, dataset: Path) -> Running:
+    return serve(dataset)

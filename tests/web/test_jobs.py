@@ -1,0 +1,142 @@
+"""Jobs: one at a time, known from disk alone, stopped and resumed; predictions and what is read from them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pclmix.data.phantom import make_phantom
+from pclmix.web.jobs import Jobs
+from pclmix.web.predictions import Scorer, where_next
+from pclmix.web.workspace import Workspace
+
+
+def wait(jobs: Jobs, *wanted: str, seconds: float = 240) -> dict[str, Any]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        state = jobs.state()
+        assert state is not None
+        if state["status"] in wanted:
+            return state
+        assert state["status"] in ("running", "stopping"), state
+        time.sleep(0.1)
+    raise AssertionError(f"still {state}")
+
+
+@pytest.fixture
+def phantom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))
+    make_phantom(tmp_path / "phantom", 1)
+    return tmp_path / "phantom"
+
+
+@pytest.mark.slow
+def test_train_stop_resume_predict(phantom, serve):
+    """Each look is by a new `Jobs`, as after a restart of the server."""
+    page = serve(phantom)
+    case = "phantom001_frame01"
+    body = {"recipe": "tiny", "method": "pce", "minutes": 60, "then": [case]}
+    assert page.client.post("/api/jobs/train", json=body).status_code == 200
+    again = page.client.post("/api/jobs/train", json=body)
+    assert again.status_code == 409
+    assert "running" in again.json()["error"]
+    while not Jobs(Workspace(phantom)).state()["step"]:
+        assert Jobs(Workspace(phantom)).state()["status"] == "running"
+        time.sleep(0.1)
+    running = page.client.get("/api/jobs").json()["job"]
+    assert 0 < running["left"] < 3600
+    assert running["curve"][0][0] == 1
+    page.client.post("/api/jobs/stop", json={})
+    stopped = wait(Jobs(Workspace(phantom)), "stopped")
+    assert stopped["resumable"]
+    first = page.client.get("/api/jobs").json()["job"]["step"]
+    assert page.client.post("/api/jobs/resume", json={"id": stopped["id"]}).status_code == 200
+    while Jobs(Workspace(phantom)).state()["step"] <= first:
+        assert Jobs(Workspace(phantom)).state()["status"] == "running"
+        time.sleep(0.1)
+    page.client.post("/api/jobs/stop", json={})
+    wait(Jobs(Workspace(phantom)), "stopped")
+    run = page.client.get("/api/jobs").json()["runs"][0]["id"]
+    assert page.client.post("/api/jobs/predict", json={"run": run, "cases": [case]}).status_code == 200
+    wait(Jobs(Workspace(phantom)), "finished")
+    known = page.client.get("/api/dataset").json()["cases"][0]["predictions"]
+    assert len(known) == 1
+    assert 0 <= known[0]["quality"] <= 1
+    for kind in ("prediction", "unsure"):
+        assert page.client.get(f"/api/cases/{case}/{kind}").status_code == 200
+    assert page.client.get(f"/api/cases/{case}/difference").status_code == 404
+    assert page.client.get(f"/api/cases/{case}/next").status_code == 200
+    assert page.client.get("/api/export/predictions.zip").content[:2] == b"PK"
+
+
+def test_a_job_that_cannot_start_says_why(page):
+    """Class LV has no stroke in this dataset: training says so, and the page gets the sentence."""
+    page.client.post("/api/jobs/train", json={"recipe": "tiny", "method": "pce"})
+    state = wait(Jobs(Workspace(page.root)), "failed")
+    assert "no scribble of class LV" in state["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("train", {"recipe": "../../etc/passwd"}, 400),
+        ("train", {"recipe": "/tmp/x.yaml"}, 400),
+        ("train", {"minutes": -1}, 422),
+        ("predict", {"run": "../x", "cases": ["case1"]}, 404),
+        ("predict", {"run": "20200101-000000", "cases": ["case1"]}, 404),
+        ("resume", {"id": "../../x"}, 404),
+        ("stop", {}, 400),
+    ],
+)
+def test_nonsense_starts_nothing(page, path, body, status):
+    assert page.client.post(f"/api/jobs/{path}", json=body).status_code == status
+    assert page.client.get("/api/jobs").json() == {"job": None, "runs": []}
+
+
+def test_scores_of_a_sure_and_an_unsure_model():
+    sure = np.zeros((2, 3, 4, 5), np.float32)
+    sure[:, 1] = 1
+    scorer = Scorer()
+    scorer.add(sure[:1])
+    scorer.add(sure[1:])
+    scores = scorer.finish()
+    assert scores.labels.shape == (2, 4, 5)
+    assert (scores.labels == 1).all()
+    assert scores.unsure.max() == 0
+    assert scores.quality == pytest.approx(1)
+    scorer = Scorer()
+    scorer.add(np.full((1, 3, 4, 5), 1 / 3, np.float32))
+    assert scorer.finish().unsure.min() == 255
+
+
+def test_where_next_is_where_it_is_unsure_and_nothing_is_drawn():
+    unsure = np.zeros((3, 80, 80), np.uint8)
+    unsure[1, 20:26, 20:26] = 255
+    unsure[2, 50:56, 60:66] = 200
+    labels, second = np.zeros_like(unsure), np.ones_like(unsure)
+    strokes = np.full(unsure.shape, -1, np.int16)
+    places = where_next(unsure, labels, second, strokes)
+    assert [p["z"] for p in places] == [1, 2]
+    assert abs(places[0]["y"] - 22.5) <= 1
+    assert abs(places[1]["x"] - 62.5) <= 1
+    assert places[0]["classes"] == [0, 1]
+    strokes[1, 18:28, 18:28] = 1
+    assert [p["z"] for p in where_next(unsure, labels, second, strokes)] == [2]
+
+
+def test_the_job_is_told_as_it_goes(page):
+    with page.client.stream("GET", "/api/events") as events:
+        assert events.headers["content-type"].startswith("text/event-stream")
+        lines = events.iter_lines()
+        version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
+        body = {"version": version, "runs": [[0, 1, 1]], "client": "me"}
+        assert any("event: job" in line for line in lines)
+        page.client.post("/api/cases/case1/strokes", json=body)
+        for line in lines:
+            if line == "event: strokes":
+                assert '"client": "me"' in next(lines)
+                break

@@ -1,0 +1,157 @@
+"""Dropped files: good ones become cases, bad ones leave no trace."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import stat
+import zipfile
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from pclmix.data.check import check
+from pclmix.data.dataset import Dataset
+from pclmix.errors import PclmixError
+from pclmix.web.uploads import Limits, clean_name
+
+AFFINE = np.diag([-1.5, 1.25, 8, 1.0])
+
+
+def nifti(shape: tuple[int, int, int] = (10, 12, 4), value: int = 3) -> bytes:
+    return gzip.compress(nib.Nifti1Image(np.full(shape, value, np.int16), AFFINE).to_bytes())
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def listing(root: Path) -> set[str]:
+    return {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
+
+
+def send(page, name: str, content: bytes):
+    return page.client.post("/api/import", params={"name": name}, content=content)
+
+
+def test_a_dropped_image_becomes_a_case(page):
+    content = nifti()
+    answer = send(page, "New scan (1).nii.gz", content)
+    assert answer.json() == {"cases": ["New_scan_1"], "notes": []}
+    assert (page.root / "imagesTr" / "New_scan_1_0000.nii.gz").read_bytes() == content
+    dataset = Dataset.open(page.root)
+    assert dataset.num_training == 3
+    assert not [f for f in check(dataset).errors if "stroke" not in f.message]
+    label = nib.load(page.root / "labelsTr" / "New_scan_1.nii.gz")
+    assert np.allclose(label.affine, AFFINE)
+    assert (np.asarray(label.dataobj) == 3).all()
+    assert send(page, "New scan (1).nii.gz", content).status_code == 400
+
+
+def test_an_exported_dataset_can_be_dropped_on_another(page, serve, tmp_path):
+    archive = page.client.get("/api/export/dataset.zip").content
+    names = set(zipfile.ZipFile(io.BytesIO(archive)).namelist())
+    assert {"dataset.json", "imagesTr/case1_0000.nii.gz", "labelsTr/case2.nii.gz"} <= names
+    assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None
+    from pclmix.web.workspace import make_dataset
+
+    make_dataset(tmp_path / "other", ["RV", "LV"])
+    other = serve(tmp_path / "other")
+    assert send(other, "all.zip", archive).json()["cases"] == ["case1", "case2"]
+    for folder, name in (("imagesTr", "case1_0000.nii.gz"), ("labelsTr", "case1.nii.gz")):
+        one, two = (np.asarray(nib.load(r / folder / name).dataobj) for r in (page.root, other.root))
+        assert np.array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../evil.nii.gz", "/etc/evil.nii.gz", "..\\..\\evil.nii.gz", "a/b/../../../evil.nii.gz", "evil\n.nii.gz"],
+)
+def test_names_cannot_climb(page, name):
+    outside = listing(page.root.parent) - {f"small/{p}" for p in listing(page.root)}
+    for answer in (send(page, name, nifti()), send(page, "x.zip", zipped({name: nifti(value=4)}))):
+        assert answer.status_code in (200, 400)
+    assert listing(page.root.parent) - {f"small/{p}" for p in listing(page.root)} == outside
+    assert all(p.parent.name in ("imagesTr", "labelsTr") for p in page.root.rglob("*evil*"))
+
+
+@pytest.mark.parametrize("name", ["", "...", "///", "é", "a" * 200 + ".nii.gz"])
+def test_names_that_say_nothing(name):
+    with pytest.raises(PclmixError):
+        clean_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.nii.gz", b"not a gzip"),
+        ("a.nii.gz", nifti()[:80]),
+        ("a.nii.gz", gzip.compress(b"not a nifti")),
+        ("a.nii.gz", b""),
+        ("a.exe", b"MZ"),
+        ("a.pkl", b"\x80\x04."),
+        ("a.zip", b"PK not a zip"),
+        ("a.zip", zipped({"readme.txt": b"hello"})),
+        ("a.zip", zipped({"x/a.nii.gz": nifti(), "y/a.nii.gz": nifti()})),
+        ("a.zip", zipped({"a_0001.nii.gz": nifti()})),
+    ],
+    ids=["text", "cut", "no image", "empty", "exe", "pickle", "no zip", "no images", "twice", "no channel 0"],
+)
+def test_bad_files_leave_no_trace(page, name, content):
+    before = listing(page.root)
+    answer = send(page, name, content)
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+    assert listing(page.root) == before
+
+
+def test_limits(serve, dataset):
+    page = serve(dataset, limits=Limits(upload=100_000, unpacked=1_000_000))
+    before = listing(dataset)
+    bomb = zipped({"a.nii": b"\0" * 5_000_000})
+    assert len(bomb) < 100_000
+    nested = zipped({"a.nii.gz": gzip.compress(b"\0" * 5_000_000)})
+    many = zipped({f"{i}.nii": b"\0" * 300_000 for i in range(5)})
+    for name, content in [
+        ("a.nii", b"\0" * 200_000),
+        ("a.zip", bomb),
+        ("b.zip", nested),
+        ("c.zip", many),
+        ("d.nii.gz", gzip.compress(b"\0" * 5_000_000)),
+    ]:
+        assert send(page, name, content).status_code == 413, name
+    assert listing(dataset) == before
+
+
+def test_a_zip_that_lies_about_its_size(serve, dataset):
+    page = serve(dataset, limits=Limits(upload=100_000, unpacked=1_000_000))
+    content = bytearray(zipped({"a.nii": b"\0" * 5_000_000}))
+    size = (5_000_000).to_bytes(4, "little")
+    for position in (content.find(size), content.rfind(size)):
+        content[position : position + 4] = (10).to_bytes(4, "little")
+    before = listing(dataset)
+    assert send(page, "a.zip", bytes(content)).status_code in (400, 413)
+    assert listing(dataset) == before
+
+
+def test_links_in_a_zip_are_not_followed(page):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        entry = zipfile.ZipInfo("link.nii.gz")
+        entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(entry, "/etc/passwd")
+        archive.writestr("good.nii.gz", nifti())
+    assert send(page, "a.zip", buffer.getvalue()).json()["cases"] == ["good"]
+
+
+def test_a_label_map_on_another_grid_is_named(page):
+    content = zipped({"imagesTr/a_0000.nii.gz": nifti(), "labelsTr/a.nii.gz": nifti((5, 5, 5), 1)})
+    answer = send(page, "a.zip", content)
+    assert answer.status_code == 400
+    assert "does not fit" in answer.json()["error"]
