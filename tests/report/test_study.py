@@ -35,7 +35,7 @@ def test_sweep_takes_every_combination() -> None:
 
 @pytest.mark.parametrize("grid", [["lambda_t"], ["=1,2"], ["seed="], ["seed=1,1"], ["seed=1"]])
 def test_a_grid_that_is_none_is_refused(grid: list[str]) -> None:
-    with pytest.raises(PclmixError, match="key=v1,v2|twice|nothing varies"):
+    with pytest.raises(PclmixError, match=r"key=v1,v2|twice|nothing varies"):
         study.sweep_variants(grid)
 
 
@@ -51,7 +51,7 @@ def test_a_sweep_ends_in_a_table_and_does_nothing_twice(tmp_path: Path, monkeypa
             tmp_path / "data", tmp_path / "out", chosen, method="pce", recipe="tiny", jobs=2, console=console
         )
 
-    with pytest.raises(PclmixError, match="unknown key 'optim.lrr'"):
+    with pytest.raises(PclmixError, match=r"unknown key .optim\.lrr."):
         run([*variants, study.Variant("bad", "bad", ("optim.lrr=1",))])
     assert not (tmp_path / "out").exists()
     run(variants)
