@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from pclmix.config import Config
 from pclmix.data.augment import augment
 from pclmix.data.batch import Batch
 from pclmix.distributed import average_gradients, gather_objects
+from pclmix.engine.cast import cast_weights
 from pclmix.engine.feed import Feed
 from pclmix.engine.optim import WeightAverage, learning_rate, set_learning_rate
 from pclmix.errors import PclmixError
@@ -73,7 +75,8 @@ class TrainStep:
             parameter.grad = None
         bf16 = config.engine.precision == "bf16"
         # The autocast cache would keep casts made in one replay for the next; inside a graph it must be off.
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16, cache_enabled=False)
+        with autocast, cast_weights(self.method, torch.bfloat16) if bf16 else nullcontext():
             terms = self.method.step(batch, self.progress, self.generator)
         loss = sum_terms(terms)
         loss.backward()  # type: ignore[no-untyped-call]
