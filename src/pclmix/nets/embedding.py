@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pclmix.nets.norm_act import norm_act
+
 EMBEDDING_WIDTH = 256
 
 
@@ -25,4 +27,5 @@ class EmbeddingHead(nn.Module):
         )
 
     def forward(self, feature: Tensor) -> Tensor:
-        return F.normalize(self.project(feature).float(), dim=1)
+        hide, norm, _, embed = self.project
+        return F.normalize(embed(norm_act(norm, hide(feature))).float(), dim=1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
+from pclmix.nets.norm_act import norm_act
 from pclmix.registry import Registry
 
 
@@ -83,13 +84,27 @@ class ResNetEncoder(Encoder):
             _stride_in_first_convolution([self.layer2, self.layer3, self.layer4])
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x = self.act(self.bn1(self.conv1(x)))
+        x = norm_act(self.bn1, self.conv1(x))
         features = [x]
         x = self.maxpool(x)
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = layer(x)
+            for block in layer:
+                x = residual_block(block, x)
             features.append(x)
         return features
+
+
+def residual_block(block: nn.Module, x: Tensor) -> Tensor:
+    """What MONAI's block computes (two or three convolutions with BatchNorm, shortcut, ReLU), with norm_act."""
+    parts = dict(block.named_children())
+    shortcut = x
+    if "downsample" in parts:
+        conv, norm = parts["downsample"].children()
+        shortcut = norm_act(norm, conv(x), relu=False)
+    *first, last = sorted(name for name in parts if name.startswith("conv"))
+    for name in first:
+        x = norm_act(parts[name.replace("conv", "bn")], parts[name](x))
+    return norm_act(parts[last.replace("conv", "bn")], parts[last](x), shortcut)
 
 
 def _stride_in_first_convolution(layers: Sequence[nn.Sequential]) -> None:

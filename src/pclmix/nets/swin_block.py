@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pclmix.nets import fused
+
 
 class LayerNorm(nn.LayerNorm):
     """LayerNorm in the dtype of its input.
@@ -20,8 +22,25 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if fused.usable(x) and self.weight.dtype == torch.float32:
+            from pclmix.nets.fused import layernorm
+
+            if x.shape[-1] <= layernorm.LARGEST:
+                return layernorm.layer_norm(x, self.weight, self.bias, self.eps)
         with torch.autocast(x.device.type, enabled=False):
             return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
+class Linear(nn.Linear):
+    """A linear layer with a faster gradient of its bias, where there is one and the type allows it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.bias is not None and fused.usable(input, self.weight, self.bias):
+            from pclmix.nets.fused import linear
+
+            if linear.fits(self.weight):
+                return linear.linear(input, self.weight, self.bias)
+        return F.linear(input, self.weight, self.bias)
 
 
 class WindowAttention(nn.Module):
@@ -35,8 +54,8 @@ class WindowAttention(nn.Module):
     def __init__(self, channels: int, heads: int, window: int, shifted: bool) -> None:
         super().__init__()
         self.heads, self.window, self.shifted = heads, window, shifted
-        self.qkv = nn.Linear(channels, 3 * channels)
-        self.proj = nn.Linear(channels, channels)
+        self.qkv = Linear(channels, 3 * channels)
+        self.proj = Linear(channels, channels)
         self.bias_table = nn.Parameter(torch.zeros(heads, (2 * window - 1) ** 2))
         nn.init.normal_(self.bias_table, std=0.02)
 
@@ -44,6 +63,13 @@ class WindowAttention(nn.Module):
         height, width = x.shape[1:3]
         window = (min(self.window, height), min(self.window, width))
         shift = (self._shift(height), self._shift(width))
+        if fused.usable(x):
+            from pclmix.nets.fused import attention
+
+            if attention.fits(height, width, window, x.shape[3], self.heads):
+                bias = self.relative_bias(window, x.device)
+                y: Tensor = self.proj(attention.window_attention(self.qkv(x), bias, self.heads, shift))
+                return y
         pad = (-height % window[0], -width % window[1])
         if any(pad):
             x = F.pad(x, (0, 0, 0, pad[1], 0, pad[0]))
@@ -83,14 +109,18 @@ class WindowAttention(nn.Module):
         self, height: int, width: int, window: tuple[int, int], shift: tuple[int, int], device: torch.device
     ) -> Tensor:
         """What is added to the attention scores: (windows * heads, n, n), -inf between pixels that must not meet."""
+        relative = self.relative_bias(window, device)
+        mask = region_mask(height, width, window, shift, device)
+        return (relative + mask.to(relative.dtype)).flatten(0, 1)
+
+    def relative_bias(self, window: tuple[int, int], device: torch.device) -> Tensor:
+        """The part of it that is learnt, the same for all windows: (heads, n, n)."""
         n = window[0] * window[1]
         # The gather from the table is a product with a constant of zeros and ones: its backward is another product,
         # where that of indexing would sort or add with atomics.
         with torch.autocast(device.type, enabled=False):
             pairs = relative_positions(window, self.window, device).to(self.bias_table.dtype)
-            relative = (self.bias_table @ pairs).view(1, self.heads, n, n)
-        mask = region_mask(height, width, window, shift, device)
-        return (relative + mask.to(relative.dtype)).flatten(0, 1)
+            return (self.bias_table @ pairs).view(self.heads, n, n)
 
 
 @lru_cache(maxsize=64)
@@ -140,7 +170,7 @@ class SwinBlock(nn.Module):
         self.norm1 = LayerNorm(channels)
         self.attention = WindowAttention(channels, heads, window, shifted)
         self.norm2 = LayerNorm(channels)
-        self.mlp = nn.Sequential(nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels))
+        self.mlp = nn.Sequential(Linear(channels, 4 * channels), nn.GELU(), Linear(4 * channels, channels))
         self.drop_path = drop_path
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
-from pclmix.nets.swin_block import LayerNorm, SwinBlock
+from pclmix.nets import fused
+from pclmix.nets.swin_block import LayerNorm, Linear, SwinBlock
 
 WIDTH = 96
 HEADS = (3, 6, 12, 24)
@@ -39,6 +40,8 @@ class ExpandAndClassify(nn.Module):
     The LayerNorm has no scale and shift of its own: the head that follows has them.
     """
 
+    full_precision = True  # the weights are worked on before they are cast to the type of the features
+
     def __init__(self, channels: int, classes: int, factor: int = 4, eps: float = 1e-5) -> None:
         super().__init__()
         self.channels, self.classes, self.factor, self.eps = channels, classes, factor, eps
@@ -50,12 +53,24 @@ class ExpandAndClassify(nn.Module):
             weight = self.expand.weight.view(self.factor**2, self.channels, self.channels)  # place, out, in
             centred = weight - weight.mean(dim=1, keepdim=True)
             scorer = torch.matmul(self.head.weight, centred)  # place, K, in
-        pixels = F.linear(x, centred.flatten(0, 1)).view(*x.shape[:3], -1, self.channels)
         scores = F.linear(x, scorer.flatten(0, 1)).view(*x.shape[:3], -1, self.classes)
+        norms = squared_norms(x, centred).unsqueeze(-1)
         with torch.autocast(x.device.type, enabled=False):
-            norm = torch.linalg.vector_norm(pixels, dim=-1, keepdim=True).float()
-            logits = scores * torch.rsqrt(norm.square() / self.channels + self.eps) + self.head.bias
+            logits = scores * torch.rsqrt(norms / self.channels + self.eps) + self.head.bias
         return unfold_pixels(logits.flatten(-2), self.factor).permute(0, 3, 1, 2)
+
+
+def squared_norms(x: Tensor, matrices: Tensor) -> Tensor:
+    """|E_s x|^2 of each pixel x of a map (B, H, W, C) and each matrix of (S, C, C): (B, H, W, S)."""
+    if fused.usable(x):
+        from pclmix.nets.fused import squared_norm
+
+        if squared_norm.fits(matrices):
+            return squared_norm.squared_norms(x, matrices)
+    products = F.linear(x, matrices.flatten(0, 1)).view(*x.shape[:3], -1, x.shape[3])
+    with torch.autocast(x.device.type, enabled=False):
+        norms: Tensor = torch.linalg.vector_norm(products, dim=-1).to(matrices.dtype)
+    return norms.square()
 
 
 def unfold_pixels(x: Tensor, factor: int) -> Tensor:
@@ -90,8 +105,8 @@ class SwinDecoder(nn.Module):
         if width % (2 * HEADS[0]):
             raise PclmixError(f"the transformer decoder's width is {width}; it must be a multiple of {2 * HEADS[0]}")
         widths = [width * 2**level for level in range(4)]
-        rates = torch.linspace(0, drop_path, 2 * len(widths)).view(-1, 2).tolist()
-        self.project = nn.ModuleList(nn.Linear(a, b) for a, b in zip(channels[-4:], widths, strict=True))
+        rates = torch.linspace(0, drop_path, 2 * len(widths), device="cpu").view(-1, 2).tolist()
+        self.project = nn.ModuleList(Linear(a, b) for a, b in zip(channels[-4:], widths, strict=True))
         self.blocks = nn.ModuleList(
             nn.Sequential(
                 SwinBlock(own, heads, WINDOW, shifted=False, drop_path=first),

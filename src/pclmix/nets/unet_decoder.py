@@ -8,17 +8,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pclmix.nets import fused
 from pclmix.nets.decoder import Decoder
+from pclmix.nets.norm_act import ConvNormReLU
 
 WIDTHS = (256, 128, 64, 32, 16)
 
 
 def conv_bn_relu(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    )
+    return ConvNormReLU(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False))
+
+
+def upsample_concat(x: Tensor, skip: Tensor | None) -> Tensor:
+    """x (B, C, H, W) with every pixel repeated 2 x 2, and the skip (B, S, 2H, 2W) where there is one, as channels."""
+    if fused.usable(x, skip) and fused.channels_last(x, skip):
+        from pclmix.nets.fused import upsample
+
+        if upsample.fits(x, skip):
+            return upsample.upsample_concat(x, skip)
+    # Repeating pixels loses nothing in any type; autocast would do it in float32.
+    with torch.autocast(x.device.type, enabled=False):
+        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+    return x if skip is None else torch.cat([x, skip], dim=1)
 
 
 class Stage(nn.Module):
@@ -34,10 +45,7 @@ class Stage(nn.Module):
         self.conv2 = conv_bn_relu(outputs, outputs)
 
     def forward(self, x: Tensor, skip: Tensor | None) -> Tensor:
-        x = F.interpolate(x, scale_factor=2.0, mode="nearest")
-        if skip is not None:
-            x = torch.cat([x, skip], dim=1)
-        y: Tensor = self.conv2(self.conv1(x))
+        y: Tensor = self.conv2(self.conv1(upsample_concat(x, skip)))
         return y
 
 

@@ -1,0 +1,44 @@
+"""Normalisation and what follows it in a CNN: the addition of a shortcut, the ReLU."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pclmix.nets import fused
+
+
+def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
+    """relu(norm(x) + residual), (B, C, H, W).
+
+    A BatchNorm in training on one GPU runs as one operation; any other module, such as a BatchNorm over several
+    processes or none at all after folding, as it is.
+    """
+    if _fusable(norm, x, residual):
+        from pclmix.nets.fused.batchnorm import batch_norm_act
+
+        assert isinstance(norm, nn.BatchNorm2d)
+        return batch_norm_act(x, residual, norm, relu)
+    y: Tensor = norm(x)
+    if residual is not None:
+        y += residual
+    return F.relu_(y) if relu else y
+
+
+def _fusable(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
+    if type(norm) is not nn.BatchNorm2d or not norm.training or not fused.usable(x, residual):
+        return False
+    from pclmix.nets.fused.batchnorm import fits
+
+    kept = norm.affine and norm.track_running_stats and norm.momentum is not None
+    return kept and fused.channels_last(x, residual) and fits(x)
+
+
+class ConvNormReLU(nn.Sequential):
+    """A convolution, its normalisation and a ReLU, under the names 0, 1 and 2."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__(conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU(inplace=True))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return norm_act(self[1], self[0](input))

@@ -1,0 +1,120 @@
+"""Each fused operation against the plain operations that define it: on a GPU in bf16, else interpreted in float32.
+
+Without Triton nothing of this can run, and nothing of it is used.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+pytest.importorskip("triton")
+
+from pclmix.nets.fused import attention, batchnorm, layernorm, linear, squared_norm, upsample  # noqa: E402
+from pclmix.nets.swin_block import WindowAttention  # noqa: E402
+
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)
+
+
+def rand(*shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
+    x = torch.randn(*shape, device=DEVICE).to(dtype)
+    if len(shape) == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x.requires_grad_()
+
+
+def compare(fused: Tensor, plain: Tensor, leaves: list[Tensor]) -> None:
+    """Same values, and same gradients of the leaves for one drawn gradient of the result."""
+    gradient = torch.randn_like(plain)
+    wanted = torch.autograd.grad(plain, leaves, gradient)
+    given = torch.autograd.grad(fused, leaves, gradient.to(fused.dtype))
+    for a, b in zip([fused, *given], [plain, *wanted], strict=True):
+        # Relative to the largest value: bf16 rounds each value, and sums of many of them, both ways of computing.
+        assert a.shape == b.shape
+        error = (a.double() - b.double()).abs().max() / b.double().abs().max()
+        assert error < (2e-2 if CUDA else 1e-4), error
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("channels", "skip"), [(64, 32), (32, None)])
+def test_upsample(channels: int, skip: int | None) -> None:
+    x, other = rand(2, channels, 3, 5), None if skip is None else rand(2, skip, 6, 10)
+    plain = F.interpolate(x, scale_factor=2.0, mode="nearest")
+    if other is not None:
+        plain = torch.cat([plain, other], dim=1)
+    compare(upsample.upsample_concat(x, other), plain, [x] if other is None else [x, other])
+
+
+@pytest.mark.parametrize("channels", [16, 64, 128])
+@pytest.mark.parametrize(("add", "relu"), [(True, True), (False, True), (False, False)])
+def test_batchnorm(channels: int, add: bool, relu: bool) -> None:
+    norm, other = (nn.BatchNorm2d(channels).to(DEVICE) for _ in range(2))
+    for layer in (norm, other):
+        nn.init.uniform_(layer.weight, 0.5, 2)
+        nn.init.uniform_(layer.bias, -1, 1)
+    other.load_state_dict(norm.state_dict())
+    x = (rand(3, channels, 10, 12) * 2 + 30).detach().requires_grad_()
+    residual = rand(3, channels, 10, 12) if add else None
+    fused = batchnorm.batch_norm_act(x, residual, norm, relu)
+    # Plain in float32: in bf16 a ReLU would cut differently rounded values differently.
+    plain = other(x.float()) if residual is None else other(x.float()) + residual.float()
+    leaves = [x] if residual is None else [x, residual]
+    gradient = torch.randn_like(plain)
+    plain = plain.relu() if relu else plain
+    wanted = torch.autograd.grad(plain, [*leaves, other.weight, other.bias], gradient)
+    given = torch.autograd.grad(fused, [*leaves, norm.weight, norm.bias], gradient.to(fused.dtype))
+    for a, b in zip([fused, *given], [plain, *wanted], strict=True):
+        error = (a.double() - b.double()).norm() / b.double().norm()
+        assert error < (2e-2 if CUDA else 1e-4), error
+    for key, value in norm.state_dict().items():
+        torch.testing.assert_close(value, other.state_dict()[key], rtol=1e-4, atol=1e-4)
+
+
+def test_batchnorm_of_a_far_mean_does_not_cancel() -> None:
+    norm = nn.BatchNorm2d(16).to(DEVICE)
+    x = (torch.randn(4, 16, 8, 8, device=DEVICE) + 1000).contiguous(memory_format=torch.channels_last)
+    y = batchnorm.batch_norm_act(x, None, norm, False)
+    torch.testing.assert_close(y, F.batch_norm(x.double(), None, None, training=True).float(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("size", "shifted"), [((16, 24), True), ((16, 8), True), ((8, 8), False)])
+def test_window_attention(size: tuple[int, int], shifted: bool) -> None:
+    layer = WindowAttention(64, 2, 8, shifted).to(DEVICE)
+    nn.init.normal_(layer.bias_table)
+    shift = tuple(4 if shifted and side > 8 else 0 for side in size)
+    qkv = rand(2, *size, 192).detach().contiguous().requires_grad_()
+    bias = layer.bias(*size, (8, 8), shift, torch.device(DEVICE))
+    rolled = qkv.float().roll((-shift[0], -shift[1]), (1, 2))
+    plain = layer._attend(rolled, (8, 8), bias).roll(shift, (1, 2))
+    relative = layer.relative_bias((8, 8), torch.device(DEVICE))
+    compare(attention.window_attention(qkv, relative, 2, shift), plain, [qkv, layer.bias_table])
+
+
+def test_squared_norms() -> None:
+    x, matrices = rand(2, 9, 10, 24).detach().contiguous().requires_grad_(), rand(3, 24, 24, dtype=torch.float32)
+    plain = (x.float()[..., None, None, :] * matrices).sum(-1).square().sum(-1)
+    compare(squared_norm.squared_norms(x, matrices), plain, [x, matrices])
+
+
+@pytest.mark.parametrize("channels", [96, 48])
+def test_layer_norm(channels: int) -> None:
+    x = rand(2, 5, 7, channels).detach().contiguous().requires_grad_()
+    weight, bias = rand(channels, dtype=torch.float32), rand(channels, dtype=torch.float32)
+    plain = F.layer_norm(x.float(), (channels,), weight, bias, 1e-5)
+    compare(layernorm.layer_norm(x, weight, bias, 1e-5), plain, [x, weight, bias])
+
+
+def test_linear() -> None:
+    x, weight, bias = rand(700, 24), rand(96, 24), rand(96)
+    compare(linear.linear(x, weight, bias), F.linear(x.float(), weight.float(), bias.float()), [x, weight, bias])
