@@ -13,6 +13,7 @@ from pclmix.data.batch import Batch
 from pclmix.losses.consistency import heterogeneous, mixed
 from pclmix.losses.contrast import at_stride, info_nce, prototypes, sample_anchors
 from pclmix.losses.partial_ce import supervised
+from pclmix.losses.precision import full
 from pclmix.losses.queue import PrototypeQueue
 from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
 from pclmix.methods.base import METHODS, Method, Task, Term, Terms
@@ -65,10 +66,10 @@ class PCLMix(Method):
         labels = [y, mix.labels(y1, y2), mix.labels(y2, y1)]
 
         logits_c, logits_t, embedding = self._forward(views)
-        p_c, p_t = ([view.float().softmax(1) for view in logits] for logits in (logits_c, logits_t))
+        p_c, p_t = (logits.softmax(1).chunk(3) for logits in (logits_c, logits_t))
 
         lambda_t = params.lambda_t if params.supervise_t else 0.0
-        terms = {"sup": Term(supervised(logits_c, logits_t, labels, lambda_t))}
+        terms = {"sup": Term(supervised(logits_c.chunk(3), logits_t.chunk(3), labels, lambda_t))}
         rise = (progress / params.ramp).clamp(max=1.0) if params.ramp > 0 else torch.ones_like(progress)
         if params.lambda_ctr > 0:
             q = mean_prediction(p_c[0], p_t[0], params.lambda_t)
@@ -84,25 +85,27 @@ class PCLMix(Method):
             terms["mix"] = Term(value, params.lambda_con * params.lambda_mix * rise)
         return terms
 
-    def _forward(self, views: list[Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Logits of both decoders for the three views, and the embedding of the unmixed one."""
+    def _forward(self, views: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of both decoders (3B, K, H, W) for the three views, and the embedding of the unmixed one.
+
+        In float32 with the classes outermost: the losses pass over them many times, and are fastest on that layout.
+        """
         count = len(views[0])
-        if self.params.passes == 1:
-            out = forward_dual(self.net, self.aux, self.head, torch.cat(views), count)
-            return list(out.logits_c.chunk(3)), list(out.logits_t.chunk(3)), out.embeddings
-        outs: list[DualOutput] = [forward_dual(self.net, self.aux, self.head, view, count) for view in views]
-        return [o.logits_c for o in outs], [o.logits_t for o in outs], outs[0].embeddings
+        images = [torch.cat(views)] if self.params.passes == 1 else views
+        outs: list[DualOutput] = [forward_dual(self.net, self.aux, self.head, x, count) for x in images]
+        logits = [[out.logits_c for out in outs], [out.logits_t for out in outs]]
+        logits_c, logits_t = (full(one[0] if len(one) == 1 else torch.cat(one)).contiguous() for one in logits)
+        return logits_c, logits_t, outs[0].embeddings
 
     def _contrast(
         self, embedding: Tensor, q: Tensor, p_c: Tensor, y: Tensor, progress: Tensor, generator: Generator
     ) -> Tensor:
         """Equation 8 on the unmixed images against the queue; the queue takes this step's prototypes afterwards."""
         params: PCLMixParams = self.params
-        pseudo = at_stride(pseudo_label(q, y, entropy_threshold(progress)))
+        pseudo = pseudo_label(at_stride(q), at_stride(y), entropy_threshold(progress))
         predicted = at_stride(p_c.detach()).argmax(1)
         anchors = sample_anchors(pseudo, predicted, params.anchors, generator)
-        # The queue changes in place below, and the backward pass still needs what the loss saw.
-        entries, filled = self.queue.entries.clone(), self.queue.filled
+        entries, filled = self.queue.entries, self.queue.filled
         loss = info_nce(anchors.pick(embedding), anchors.label, anchors.valid, entries, filled, params.temperature)
         self.queue.enqueue(*prototypes(embedding, pseudo, self.task.classes))
         return loss
