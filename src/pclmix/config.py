@@ -126,7 +126,7 @@ def load_config(recipe: str, method: str | None = None, overrides: Sequence[str]
     chosen = content.get("method", "pclmix")
     if not isinstance(deviations, dict):
         raise PclmixError(f"{path}: 'deviations' must map method names to keys")
-    for override in deviations.get(chosen) or []:
+    for override in _flat(deviations.get(chosen) or []):
         _set(content, override, f"{path}: deviations of {chosen}")
     for override in overrides:
         _set(content, override, "command line")
@@ -190,6 +190,15 @@ def _set(content: dict[str, Any], override: str, where: str) -> None:
             raise PclmixError(f"{where}: '{part}' in '{key}' is not a section")
         node = child
     node[last] = value
+
+
+def _flat(items: Sequence[Any]) -> Iterator[str]:
+    """The strings of nested lists in order: YAML's way to take over another method's list and add to it."""
+    for item in items:
+        if isinstance(item, list):
+            yield from _flat(item)
+        else:
+            yield str(item)
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
