@@ -1,4 +1,4 @@
-"""`pclmix train` and `pclmix methods`."""
+"""`pclmix train`."""
 
 from __future__ import annotations
 
