@@ -1,0 +1,201 @@
+"""Prepared slices: keyed by content and settings, mapped into memory, labels never made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from pclmix.data import store as module
+from pclmix.data.dataset import Dataset
+from pclmix.data.store import Settings, cache_folder, normalise, open_store
+from pclmix.errors import PclmixError
+from pclmix.labels import IGNORE
+from pclmix.resize import resize_nearest
+
+SIZE = (8, 16)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def stores(cache: Path) -> set[str]:
+    return {p.name for p in cache.iterdir()}
+
+
+def test_what_is_in_a_store(dataset: Path, cache: Path) -> None:
+    data = Dataset.open(dataset)
+    store = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert store.images.shape == (18, 1, *SIZE)
+    assert store.labels.shape == (18, 1, *SIZE)
+    assert store.cases == data.cases
+    assert store.case_of.tolist() == [case for case in range(6) for _ in range(3)]
+    assert store.spacings == ((8.0, 1.5, 1.5),) * 6
+    assert store.images.min() >= 0
+    assert store.images.max() <= 1
+    for number, case in enumerate(data.cases):
+        drawn, _ = data.read_scribble(case)
+        assert np.array_equal(store.labels[3 * number : 3 * number + 3, 0], resize_nearest(drawn, SIZE))
+
+
+def test_a_store_is_mapped_and_cannot_be_written(dataset: Path, cache: Path) -> None:
+    data = Dataset.open(dataset)
+    store = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    for array in (store.images, store.labels):
+        assert isinstance(array, np.memmap)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    assert store.nbytes == sum(p.stat().st_size for p in cache.rglob("*.[fi]16"))
+
+
+def test_a_store_is_prepared_once(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.open(dataset)
+    first = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    monkeypatch.setattr(module, "_prepare_case", lambda _: pytest.fail("prepared again"))
+    second = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert np.array_equal(first.images, second.images)
+    # The same files elsewhere are the same content.
+    moved = dataset.with_name("moved")
+    shutil.copytree(dataset, moved)
+    open_store(Dataset.open(moved), data.cases, Settings(SIZE), cache=cache)
+    assert len(stores(cache)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: Settings((16, 16)),
+        lambda s: Settings(SIZE, intensity="volume"),
+        lambda s: Settings(SIZE, source="reference"),
+        lambda s: Settings(SIZE, maps="some method"),
+    ],
+)
+def test_other_settings_are_another_store(dataset: Path, cache: Path, change: Callable[[Settings], Settings]) -> None:
+    data = Dataset.open(dataset)
+    for chosen in (Settings(SIZE), change(Settings(SIZE))):
+        open_store(data, data.cases, chosen, cache=cache)
+    assert len(stores(cache)) == 2
+
+
+def test_another_format_is_another_store(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.open(dataset)
+    open_store(data, data.cases, Settings(SIZE), cache=cache)
+    monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
+    open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert len(stores(cache)) == 2
+
+
+@pytest.mark.parametrize("part", ["image", "scribble"])
+def test_a_changed_file_is_prepared_again(dataset: Path, cache: Path, part: str) -> None:
+    data = Dataset.open(dataset)
+    before = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    path = data.image_paths(data.cases[2])[0] if part == "image" else data.scribble_path(data.cases[2])
+    file = nib.load(path)
+    changed = np.asarray(file.dataobj).copy()
+    changed[4, 4, 1] = 1 - min(changed[4, 4, 1], 1)
+    nib.save(nib.Nifti1Image(changed, file.affine, file.header), path)
+    after = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert len(stores(cache)) == 2
+    same = (before.images == after.images).all(axis=(1, 2, 3)) & (before.labels == after.labels).all(axis=(1, 2, 3))
+    assert set(np.flatnonzero(~same)) <= {7}  # the one slice that was changed
+    assert part == "scribble" or not same[7]
+
+
+def test_the_dense_mask_is_only_opened_when_asked_for(dataset: Path, cache: Path) -> None:
+    data = Dataset.open(dataset)
+    shutil.rmtree(dataset / "referenceTr")
+    open_store(data, data.cases, Settings(SIZE), cache=cache)
+    with pytest.raises(PclmixError, match=r"cannot read .*referenceTr.*pclmix check"):
+        open_store(data, data.cases, Settings(SIZE, source="reference"), cache=cache)
+
+
+def test_a_method_s_own_maps(dataset: Path, cache: Path) -> None:
+    def precompute(image: Any, scribble: Any) -> dict[str, Any]:
+        assert image.shape == (1, *SIZE)
+        return {"b": scribble * 0 + 7, "a": scribble}
+
+    data = Dataset.open(dataset)
+    store = open_store(data, data.cases, Settings(SIZE, maps="m"), precompute=precompute, cache=cache)
+    assert store.maps == ("a", "b")
+    assert np.array_equal(store.labels[:, 0], store.labels[:, 1])
+    assert (store.labels[:, 2] == 7).all()
+
+
+def test_many_cases_come_back_in_order(dataset: Path, cache: Path) -> None:
+    """From eight cases on processes share the work; the layout is the same."""
+    data = Dataset.open(dataset)
+    twice = [*data.cases, *data.cases]
+    store = open_store(data, twice, Settings(SIZE), cache=cache)
+    alone = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert np.array_equal(store.images[:18], alone.images)
+    assert np.array_equal(store.labels[18:], alone.labels)
+
+
+def test_whoever_is_first_leaves_the_store_to_all(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset.open(dataset)
+    prepare, raced = module._prepare_case, []
+
+    def racing(job: Any) -> Any:
+        if not raced:
+            raced.append(True)
+            other = open_store(data, data.cases, Settings(SIZE), cache=cache)  # another process, meanwhile
+            raced.append(other.images.filename)
+        return prepare(job)
+
+    monkeypatch.setattr(module, "_prepare_case", racing)
+    store = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert len(store) == 18
+    assert len(stores(cache)) == 1
+    assert Path(raced[1]).stat().st_ino == Path(store.images.filename).stat().st_ino
+
+
+def test_old_stores_make_room(dataset: Path, cache: Path) -> None:
+    data = Dataset.open(dataset)
+    for side in (8, 16, 24):
+        open_store(data, data.cases, Settings((side, side)), cache=cache)
+    open_store(data, data.cases, Settings((8, 8)), cache=cache)  # used again: not the oldest any more
+    module._make_room(cache, keep=1)
+    assert len(stores(cache)) == 1
+    assert next(iter(stores(cache))) == module.content_key(data, data.cases, Settings((8, 8)))
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("PCLMIX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "pclmix"
+
+
+@given(
+    arrays(np.int16, st.tuples(st.just(2), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6))),
+    st.sampled_from(["slice", "volume"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_intensities_are_scaled_to_one(array: Any, intensity: str) -> None:
+    scaled = normalise(array, intensity)
+    axes = (2, 3) if intensity == "slice" else (1, 2, 3)
+    flat = array.max(axis=axes) == array.min(axis=axes)
+    assert (scaled.min(axis=axes) == 0).all()
+    np.testing.assert_allclose(scaled.max(axis=axes), np.where(flat, 0.0, 1.0), rtol=1e-6)
+
+
+@given(
+    arrays(np.int16, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(IGNORE, 3)),
+    st.tuples(st.integers(1, 20), st.integers(1, 20)),
+)
+@settings(max_examples=60, deadline=None)
+def test_labels_are_picked_never_made(label: Any, size: tuple[int, int]) -> None:
+    resized = resize_nearest(label, size)
+    assert resized.shape == size
+    assert set(np.unique(resized)) <= set(np.unique(label))

@@ -1,0 +1,148 @@
+"""Configuration: recipes, overrides, and messages that name the key and the nearest one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pclmix.config import Augment, Config, describe, load_config, override_config, recipe_names, recipe_path
+from pclmix.errors import PclmixError
+
+
+def test_the_recipe_paper_is_the_paper_s() -> None:
+    config = load_config("paper")
+    assert config.data.size == (256, 256)
+    assert config.data.intensity == "slice"
+    assert (config.engine.batch, config.engine.iterations) == (12, 60000)
+    optim = config.optim
+    assert (optim.name, optim.momentum, optim.weight_decay) == ("sgd", 0.9, 0.0005)
+    assert (optim.lr, optim.lr_end, optim.power) == (0.03, 0.001, 0.9)
+    assert config.encoder.weights == "imagenet"
+    assert config.net == "resnet50"
+    assert config.augment == Augment()
+    assert (config.augment.quarter_turns, config.augment.rotate, config.augment.degrees) == (0.5, 0.5, 20)
+
+
+def test_the_recipes_there_are() -> None:
+    assert {"paper", "fast", "tiny"} <= set(recipe_names())
+    tiny = load_config("tiny")
+    assert tiny.encoder.weights == "none"
+    assert (tiny.engine.log_every, tiny.engine.save_every) == (1, 10)
+    assert load_config("fast").encoder.weights == "imagenet"
+
+
+@pytest.mark.parametrize("recipe", ["paper", "fast", "tiny"])
+def test_every_recipe_suits_every_method(recipe: str) -> None:
+    from pclmix.methods.base import METHODS, build_params, load_all
+
+    load_all()
+    for name, method in METHODS:
+        config = load_config(recipe, name)
+        assert config.method == name
+        assert config.recipe == recipe
+        build_params(method, config.params)
+
+
+def test_a_recipe_deviates_for_a_method_only() -> None:
+    assert load_config("tiny", "pclmix").params["queue"] == 50
+    assert load_config("tiny", "pce").params == {}
+    assert load_config("tiny", "pclmix", ["params.queue=7"]).params["queue"] == 7
+
+
+def test_a_recipe_of_one_s_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("net: resnet18\nmethod: pce\noptim: {lr: 1e-2}\ndeviations: {pce: [optim.clip=2]}\n")
+    config = load_config(str(path))
+    assert (config.recipe, config.net, config.method) == ("mine", "resnet18", "pce")
+    assert (config.optim.lr, config.optim.clip) == (0.01, 2.0)
+    assert load_config(str(path), "pclmix").optim.clip == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("net: [", "not valid YAML"),
+        ("just words", "keys and values are needed"),
+        ("deviations: 3", "'deviations' must map method names"),
+        ("deviations: {pclmix: [lr]}", "'lr' is not of the form key=value"),
+        ("optm: {lr: 1}", "Did you mean 'optim'"),
+        ("optim: {lr: fast}", "optim.lr='fast'"),
+        ("\xff", "mine.yaml"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(PclmixError) as caught:
+        load_config(str(path))
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optim.lrr=1", ["unknown key 'optim.lrr'", "Did you mean 'lr'?", "weight_decay"]),
+        ("engin.batch=4", ["unknown key 'engin'", "Did you mean 'engine'?"]),
+        ("engine.batch=0", ["engine.batch=0", "greater than or equal to 1"]),
+        ("engine.precision=16", ["engine.precision='16'", "'32' or 'bf16'"]),
+        ("data.size=[1,2,3]", ["data.size"]),
+        ("optim.lr.x=1", ["'lr' in 'optim.lr.x' is not a section"]),
+        ("optim.lr=[", ["cannot be read"]),
+        ("=3", ["not of the form key=value"]),
+        ("batch", ["not of the form key=value"]),
+        ("augment.quarter_turns=1.5", ["augment.quarter_turns=1.5", "less than or equal to 1"]),
+    ],
+)
+def test_an_override_that_cannot_be(override: str, words: list[str]) -> None:
+    with pytest.raises(PclmixError) as caught:
+        load_config("tiny", overrides=[override])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_unknown_recipes_suggest_the_nearest() -> None:
+    with pytest.raises(PclmixError, match=r"unknown recipe 'papper'\. Did you mean 'paper'\?"):
+        recipe_path("papper")
+    with pytest.raises(PclmixError, match="does not exist"):
+        recipe_path("nowhere.yaml")
+
+
+def test_values_are_read_as_people_write_them() -> None:
+    given_keys = ["optim.lr=1e-4", "data.size=[32, 64]", "engine.precision=32", "engine.seconds=null", "seed=3"]
+    config = load_config("tiny", overrides=given_keys)
+    assert config.optim.lr == 1e-4
+    assert config.data.size == (32, 64)
+    assert config.engine.precision == "32"
+    assert config.engine.seconds is None
+    assert config.seed == 3
+
+
+@given(st.floats(1e-6, 10), st.integers(1, 64), st.integers(0, 10**6))
+def test_a_config_survives_yaml(lr: float, batch: int, seed: int) -> None:
+    config = load_config("tiny", "pclmix", [f"optim.lr={lr}", f"engine.batch={batch}", f"seed={seed}"])
+    again = Config.model_validate(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"))))
+    assert again == config
+    assert override_config(config.model_dump(mode="json"), None, []) == config
+
+
+def test_an_earlier_config_with_a_key_given_anew() -> None:
+    before = load_config("tiny").model_dump(mode="json")
+    after = override_config(before, "pce", ["optim.lr=0.5"])
+    assert (after.method, after.optim.lr, after.net) == ("pce", 0.5, "resnet10")
+    assert before == load_config("tiny").model_dump(mode="json")
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_config("tiny").seed = 3  # type: ignore[misc]
+
+
+def test_every_key_is_explained() -> None:
+    keys = list(describe())
+    assert ("optim.lr", 0.03) in [(key, default) for key, default, _ in keys]
+    assert all(sentence for _, _, sentence in keys)
