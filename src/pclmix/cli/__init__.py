@@ -40,7 +40,7 @@ def _options(
 
 
 # Each file below adds its commands to `app`.
-from pclmix.cli import compare, crossval, data, demo, evaluate, predict, simulate, train  # noqa: E402, F401
+from pclmix.cli import compare, crossval, data, demo, evaluate, methods, predict, serve, simulate, study, train  # noqa: E402, F401
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pclmix.losses.partial_ce import supervised
 from pclmix.losses.precision import full
 from pclmix.losses.queue import PrototypeQueue
 from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
-from pclmix.methods.base import METHODS, Method, Task, Term, Terms
+from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 from pclmix.mixing import make_mixer
 from pclmix.nets.dual import DualOutput, build_auxiliary, forward_dual
 
@@ -45,8 +45,9 @@ class PCLMixParams(Section):
 @METHODS.register("pclmix")
 class PCLMix(Method):
     summary: ClassVar[str] = "mixing between heterogeneous decoders, pixel contrast by uncertainty, dual consistency"
-    source: ClassVar[str] = "PCLMix: weakly supervised medical image segmentation via pixel-level contrastive learning"
+    source: ClassVar[str] = "Lei et al. 2024, PCLMix: Pixel-Level Contrastive Learning and Dynamic Mix Augmentation"
     Params: ClassVar[type[Section]] = PCLMixParams
+    passes: ClassVar[Passes] = Passes(trained=3)
 
     def __init__(self, task: Task, params: PCLMixParams) -> None:
         super().__init__(task, params)
@@ -55,6 +56,9 @@ class PCLMix(Method):
         )
         self.mixer = make_mixer(params.mixer, params.mixer_params)
         self.queue = PrototypeQueue(task.classes, params.embedding, params.queue)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        return tuple(forward_dual(self.net, self.aux, self.head, image, len(image)))
 
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
         params: PCLMixParams = self.params
