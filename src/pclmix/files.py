@@ -41,6 +41,12 @@ def atomic_path(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def sweep(target: Path) -> None:
+    """Remove what killed writers of `target` left beside it; nobody may be writing it now."""
+    for stray in target.parent.glob(f".{target.name.split('.')[0]}-????????{''.join(target.suffixes)}"):
+        stray.unlink(missing_ok=True)
+
+
 @contextmanager
 def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give an empty temporary folder beside the target that becomes the target on success.

@@ -129,6 +129,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     run = tmp_path / "run"
     shutil.copytree(unbroken, run)
     damage(run / LAST)
+    (run / ".last-a1b2c3d4.ckpt").write_bytes(b"what a kill left")
     assert load_checkpoint(run / PREVIOUS)["step"] == 9
     assert train(phantom, run, *SHORT, resume=True)[0]
     assert f"{run / LAST} is damaged" in caplog.text

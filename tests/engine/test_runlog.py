@@ -63,13 +63,11 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "nowhere") == []
 
 
-def test_a_new_start_sweeps_what_a_kill_left(tmp_path: Path) -> None:
-    (tmp_path / ".last-abc123.ckpt").write_bytes(b"half")
-    (tmp_path / "last.ckpt").write_bytes(b"whole")
+def test_the_config_of_a_run_is_read_back(tmp_path: Path) -> None:
     config = load_config("tiny")
-    start_run(tmp_path, config, "cpu")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.yaml", "environment.json", "last.ckpt"]
-    assert read_config(tmp_path) == config.model_dump(mode="json")
+    start_run(tmp_path / "run", config, "cpu")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json"]
+    assert read_config(tmp_path / "run") == config.model_dump(mode="json")
     assert read_config(tmp_path / "nowhere") is None
 
 

@@ -16,17 +16,18 @@ from rich.console import Console
 from pclmix.config import Config
 from pclmix.data.dataset import Dataset
 from pclmix.distributed import broadcast_state, gather_objects, largest
-from pclmix.engine.checkpoint import save_checkpoint
+from pclmix.engine.checkpoint import LAST, save_checkpoint
 from pclmix.engine.display import Display
 from pclmix.engine.feed import Feed
-from pclmix.engine.finish import finish_run
+from pclmix.engine.finish import CASES, EXAMPLES, LOSSES, finish_run
 from pclmix.engine.optim import WeightAverage, build_optimizer, learning_rate
 from pclmix.engine.prepare import Prepared
-from pclmix.engine.runlog import MetricLog, start_run, write_status
+from pclmix.engine.runlog import CONFIG, ENVIRONMENT, METRICS, RUN, MetricLog, start_run, write_status
 from pclmix.engine.state import Position, about, random_state, restore
 from pclmix.engine.step import TrainStep
 from pclmix.engine.validate import scribble_scores
 from pclmix.errors import PclmixError
+from pclmix.files import sweep
 from pclmix.methods.base import Method, build_method
 from pclmix.nets.batchnorm import synchronise_batchnorm
 from pclmix.nets.pretrained import load_encoder_weights
@@ -79,6 +80,8 @@ def train(
         return {} if data.validation is None else scribble_scores(method, data.validation, device)
 
     if first:
+        for name in (LAST, CONFIG, ENVIRONMENT, RUN, METRICS, LOSSES, EXAMPLES, CASES):
+            sweep(run / name)
         start_run(run, config, str(device))
         write_status(run, status="running", step=position.step, dataset=str(dataset.root.resolve()), fold=data.fold)
     try:

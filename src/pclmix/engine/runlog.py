@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 def start_run(folder: Path, config: Config, device: str) -> None:
     """Write what the run is made of; an older file of the same run is replaced whole."""
-    for stray in folder.glob(".*-*"):  # files that a killed process was writing
-        stray.unlink(missing_ok=True)
     with atomic_path(folder / CONFIG) as temporary:
         temporary.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     write_json(folder / ENVIRONMENT, environment(device))

@@ -85,7 +85,8 @@ def run_training(
     else:
         again = ["pclmix", "train", str(dataset), "--out", str(out), "--resume"]
         again += ["--device", device] if device != "auto" else []
-        again += ["--devices", str(devices), "--nodes", str(nodes)] if devices * nodes > 1 else []
+        again += ["--devices", str(devices)] if devices > 1 else []
+        again += ["--nodes", str(nodes)] if nodes > 1 else []
         console.print(f"stopped and saved. Go on with: {shlex.join(again)}", highlight=False, soft_wrap=True)
     return finished
 

@@ -1,0 +1,70 @@
+"""Writing happens whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pclmix.errors import PclmixError
+from pclmix.files import atomic_folder, atomic_path, refuse_existing, sweep
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "a.nii.gz"
+    with atomic_path(target) as temporary:
+        temporary.write_text("new")
+        assert not target.exists()
+        assert temporary.name.endswith(".nii.gz")
+    assert target.read_text() == "new"
+    assert [p.name for p in target.parent.iterdir()] == ["a.nii.gz"]
+
+
+def fail_while_writing(target: Path) -> None:
+    with atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise OSError(28, "No space left on device")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    with pytest.raises(PclmixError, match=r"a\.txt: No space left on device; the old file, if any, is untouched"):
+        fail_while_writing(target)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_sweep_removes_what_a_kill_left_and_nothing_else(tmp_path: Path) -> None:
+    kept = [".last-notes.ckpt", ".zsh-history", "last.ckpt", ".last-12345678.yaml"]
+    for name in (*kept, ".last-a1b2c3d4.ckpt"):
+        (tmp_path / name).write_text("")
+    sweep(tmp_path / "last.ckpt")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
+    sweep(tmp_path / "nowhere" / "last.ckpt")
+
+
+def test_a_folder_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def race() -> None:
+        with atomic_folder(target) as temporary:
+            (temporary / "mine").write_text("")
+            target.mkdir()
+            (target / "theirs").write_text("")
+
+    with pytest.raises(PclmixError, match="cannot write"):
+        race()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert [p.name for p in target.iterdir()] == ["theirs"]
+
+
+def test_existing_things_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PclmixError, match="exists already"):
+        refuse_existing(tmp_path)
+    refuse_existing(tmp_path, overwrite=True)
+    with pytest.raises(PclmixError, match="is a file where a folder"):
+        refuse_existing(tmp_path / "file", overwrite=True)
+    (tmp_path / "empty").mkdir()
+    refuse_existing(tmp_path / "empty")
