@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from pclmix.engine.runlog import environment
 from pclmix.engine.step import TrainStep
 from pclmix.labels import IGNORE
 from pclmix.methods.base import build_method
+from pclmix.nets.fused import plain
 
 _HEAVY = ("convolution", "mm", "attention", "_flash", "_efficient", "linear")
 
@@ -106,7 +108,28 @@ def rates(device: torch.device) -> tuple[float, float]:
     return 2 * n**3 / best(lambda: a @ b), 2 * m / best(lambda: target.copy_(source))
 
 
+#: Which kernel belongs where: the first kind with a pattern in the kernel's name.
+_KINDS = {
+    "attention": "fmha|flash|attention",
+    "losses": "softmax|SoftMax|nll|mse",
+    "linear bias, squared norm": "bias_gradient|squared_norm",
+    "convolution": "conv|fprop|dgrad|wgrad|implicit|nhwcTo|nchwTo|cudnn",
+    "matrix product": "gemm|cutlass|nvjet|cublas|splitK|wgmma|gemv",
+    "normalisation": "batch_norm|layer_norm|LayerNorm",
+    "optimiser": "fused_sgd|FusedSgd|FusedAdam|Sgd|multi_tensor|lerp",
+    "upsampling": "upsample|max_pool",
+    "copies and casts": "copy|Cat|roll|cat_array|Memcpy|Memset|fill|index",
+    "reductions": "reduce|norm|sum",
+    "sorting": "sort|Sort|scan|Scan|radix|Radix",
+}
+
+
+def kind(kernel: str) -> str:
+    return next((name for name, pattern in _KINDS.items() if re.search(pattern, kernel)), "elementwise and other")
+
+
 def profile(step: TrainStep, rows: int) -> str:
+    """Device time of an eager step by kind of kernel, then by kernel."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as record:
         for i in range(3):
@@ -115,7 +138,11 @@ def profile(step: TrainStep, rows: int) -> str:
     events = [e for e in record.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
     events.sort(key=lambda e: -e.self_device_time_total)
     total = sum(e.self_device_time_total for e in events) / 3000
+    kinds: dict[str, list[float]] = {}
+    for e in events:
+        kinds.setdefault(kind(e.key), []).append(e.self_device_time_total / 3000)
     lines = [f"device time {total:.2f} ms a step"]
+    lines += [f"{sum(t):8.3f} ms {name}" for name, t in sorted(kinds.items(), key=lambda item: -sum(item[1]))]
     lines += [f"{e.self_device_time_total / 3000:8.3f} ms {e.count / 3:6.0f}x  {e.key[:150]}" for e in events[:rows]]
     return "\n".join(lines)
 
@@ -129,9 +156,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--profile", type=int, default=0, help="print this many kernels of the eager step")
+    parser.add_argument("--search", action="store_true", help="let cuDNN time its algorithms for each convolution")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device(args.device)
+    torch.backends.cudnn.benchmark = args.search
     sections = {
         "net": args.net,
         "data": {"size": [args.size, args.size]},
@@ -145,9 +174,10 @@ def main() -> None:
     eager = time_steps(step, device, max(2, args.steps // 4))
     if args.profile and device.type == "cuda":
         print(profile(step, args.profile), flush=True)
-    with FlopCounterMode(display=False) as operations:
+    # Counted on the plain operations: inside the fused ones neither counter sees anything.
+    with plain(), FlopCounterMode(display=False) as operations:
         step(0, 0.5)
-    with TrafficCounter() as traffic:
+    with plain(), TrafficCounter() as traffic:
         step(0, 0.5)
     del step
     graph, peak = None, None

@@ -27,7 +27,8 @@ def cast_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for name, parameter in layer.named_parameters(recurse=False)
         if parameter.requires_grad
     ]
-    copies: tuple[Tensor, ...] = _Cast.apply(dtype, *(getattr(layer, name) for layer, name in owners))  # type: ignore[no-untyped-call]
+    weights = [getattr(layer, name) for layer, name in owners]
+    copies: tuple[Tensor, ...] = _Cast.apply(dtype, *weights) if weights else ()  # type: ignore[no-untyped-call]
     for (layer, name), copy in zip(owners, copies, strict=True):
         # An attribute in the instance's dictionary is found before nn.Module looks among its parameters.
         layer.__dict__[name] = copy

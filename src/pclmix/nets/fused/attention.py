@@ -44,7 +44,9 @@ def _probabilities(q, k, bias, head, region, scale, N: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["height", "width", "heads", "shift_y", "shift_x"])
-def _forward(qkv, bias, out, height, width, heads, shift_y, shift_x, scale, WINDOW: tl.constexpr, WIDTH: tl.constexpr):
+def _attention_forward(
+    qkv, bias, out, height, width, heads, shift_y, shift_x, scale, WINDOW: tl.constexpr, WIDTH: tl.constexpr
+):
     window, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     index, region = _pixels(window, height, width, shift_y, shift_x, WINDOW)
     channels = heads * WIDTH
@@ -56,7 +58,7 @@ def _forward(qkv, bias, out, height, width, heads, shift_y, shift_x, scale, WIND
 
 
 @triton.jit(do_not_specialize=["height", "width", "heads", "windows", "splits", "shift_y", "shift_x"])
-def _backward(
+def _attention_backward(
     qkv, bias, dout, dqkv, partial, height, width, heads, windows, splits, shift_y, shift_x, scale,
     WINDOW: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +106,7 @@ class _WindowAttention(torch.autograd.Function):
         batch, height, width, channels = qkv.shape
         out = qkv.new_empty(batch, height, width, channels // 3)
         windows = batch * height * width // WINDOW**2
-        _forward[(windows * heads,)](qkv, bias, out, height, width, heads, *shift, WIDTH**-0.5, WINDOW, WIDTH)
+        _attention_forward[(windows * heads,)](qkv, bias, out, height, width, heads, *shift, WIDTH**-0.5, WINDOW, WIDTH)
         ctx.save_for_backward(qkv, bias)
         ctx.heads, ctx.shift = heads, shift
         return out
@@ -117,7 +119,7 @@ class _WindowAttention(torch.autograd.Function):
         windows = batch * height * width // WINDOW**2
         splits = min(windows, triton.cdiv(PROGRAMS, heads))
         partial = qkv.new_empty(splits, *bias.shape, dtype=torch.float32)
-        _backward[(splits * heads,)](
+        _attention_backward[(splits * heads,)](
             qkv, bias, dout, dqkv, partial, height, width, heads, windows, splits, *ctx.shift, WIDTH**-0.5,
             WINDOW, WIDTH,
         )  # fmt: skip

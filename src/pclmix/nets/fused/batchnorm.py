@@ -20,7 +20,7 @@ TERMS, CHANNELS = 256, 16  # of a block of the second stage
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
-def _moments(x, partial, rows, columns, channels, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _batch_norm_moments(x, partial, rows, columns, channels, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Sums of x - pivot and of its square. The pivot, a channel's first value, keeps large means from cancelling."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     split = tl.program_id(1)
@@ -53,7 +53,7 @@ def _add_partial(partial, terms, channel, channels, TERMS: tl.constexpr, CHANNEL
 
 
 @triton.jit(do_not_specialize=["terms", "count"])
-def _finish_moments(
+def _batch_norm_finish_moments(
     x, partial, weight, bias, running_mean, running_var, tracked, stats, terms, channels, count, eps, momentum,
     TERMS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -77,7 +77,7 @@ def _finish_moments(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _normalise(
+def _batch_norm_forward(
     x, residual, y, stats, rows, columns, channels,
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -110,7 +110,7 @@ def _through_relu(dy, x, y, place, inside, scale, shift, ADD: tl.constexpr, RELU
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
-def _sum_gradient(
+def _batch_norm_sum_gradient(
     dy, x, y, stats, partial, rows, columns, channels, splits,
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -133,7 +133,7 @@ def _sum_gradient(
 
 
 @triton.jit(do_not_specialize=["terms", "count"])
-def _finish_gradient(
+def _batch_norm_finish_gradient(
     partial, stats, dweight, dbias, line, terms, channels, count, TERMS: tl.constexpr, CHANNELS: tl.constexpr
 ):
     """Gradients of weight and bias; dx = scale (g - mean g - (x - mean) rstd^2 mean g(x - mean)) = scale g + line."""
@@ -149,7 +149,7 @@ def _finish_gradient(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _input_gradient(
+def _batch_norm_backward(
     dy, x, y, stats, line, dx, dresidual, rows, columns, channels,
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -199,15 +199,15 @@ class _BatchNormAct(torch.autograd.Function):
         rows, columns, channels, splits = _layout(x)
         blocks, count = columns // COLUMNS, x.numel() // channels
         partial = x.new_empty(2, splits, columns, dtype=torch.float32)
-        _moments[(blocks, splits)](x, partial, rows, columns, channels, splits, ROWS, COLUMNS)
+        _batch_norm_moments[(blocks, splits)](x, partial, rows, columns, channels, splits, ROWS, COLUMNS)
         stats = x.new_empty(4, channels, dtype=torch.float32)
         terms = splits * columns // channels
-        _finish_moments[(channels // CHANNELS,)](
+        _batch_norm_finish_moments[(channels // CHANNELS,)](
             x, partial, weight, bias, *buffers, stats, terms, channels, count, eps, momentum, TERMS, CHANNELS
         )
         y, add = torch.empty_like(x), residual is not None
         grid = (blocks * triton.cdiv(rows, ROWS),)
-        _normalise[grid](
+        _batch_norm_forward[grid](
             x, residual if add else x, y, stats, rows, columns, channels, add, relu, ROWS, COLUMNS
         )  # fmt: skip
         ctx.save_for_backward(x, y if add and relu else x, stats)  # elsewhere y is not read
@@ -222,15 +222,15 @@ class _BatchNormAct(torch.autograd.Function):
         blocks, terms, count = columns // COLUMNS, splits * columns // channels, x.numel() // channels
         partial = x.new_empty(2, splits, columns, dtype=torch.float32)
         kind = (ctx.add, ctx.relu, ROWS, COLUMNS)
-        _sum_gradient[(blocks, splits)](dy, x, y, stats, partial, rows, columns, channels, splits, *kind)
+        _batch_norm_sum_gradient[(blocks, splits)](dy, x, y, stats, partial, rows, columns, channels, splits, *kind)
         dweight, dbias, line = (x.new_empty(n, channels, dtype=torch.float32) for n in (1, 1, 2))
-        _finish_gradient[(channels // CHANNELS,)](
+        _batch_norm_finish_gradient[(channels // CHANNELS,)](
             partial, stats, dweight, dbias, line, terms, channels, count, TERMS, CHANNELS
         )
         dx = torch.empty_like(x)
         dresidual = torch.empty_like(x) if ctx.add else None
         grid = (blocks * triton.cdiv(rows, ROWS),)
-        _input_gradient[grid](
+        _batch_norm_backward[grid](
             dy, x, y, stats, line, dx, dresidual if ctx.add else dx, rows, columns, channels, *kind
         )  # fmt: skip
         return dx, dresidual, dweight[0], dbias[0], None, None, None, None

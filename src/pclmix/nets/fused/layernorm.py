@@ -25,7 +25,7 @@ def _standardise(x, place, inside, eps, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _forward(x, weight, bias, y, rows, eps, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+def _layer_norm_forward(x, weight, bias, y, rows, eps, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
     row, column = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, PADDED)[None, :]
     place, inside = row.to(tl.int64) * C + column, (row < rows) & (column < C)
     standard, _ = _standardise(x, place, inside, eps, C)
@@ -34,7 +34,9 @@ def _forward(x, weight, bias, y, rows, eps, C: tl.constexpr, PADDED: tl.constexp
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _backward(dy, x, weight, dx, partial, rows, eps, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+def _layer_norm_backward(
+    dy, x, weight, dx, partial, rows, eps, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr
+):
     """dx = rstd (g - mean g - s mean gs) with g = weight dy and s the standardised row; sums of dy s and of dy."""
     column = tl.arange(0, PADDED)[None, :]
     w = tl.load(weight + column, mask=column < C, other=0)
@@ -69,7 +71,7 @@ class _LayerNorm(torch.autograd.Function):
         x = x.contiguous()
         rows, size = _layout(x)
         y = torch.empty_like(x)
-        _forward[(triton.cdiv(rows, size[2]),)](x, weight, bias, y, rows, eps, *size)
+        _layer_norm_forward[(triton.cdiv(rows, size[2]),)](x, weight, bias, y, rows, eps, *size)
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
         return y
@@ -81,7 +83,7 @@ class _LayerNorm(torch.autograd.Function):
         rows, size = _layout(x)
         programs = min(PROGRAMS, triton.cdiv(rows, size[2]))
         partial = x.new_empty(2, programs, x.shape[-1], dtype=torch.float32)
-        _backward[(programs,)](dy, x, weight, dx, partial, rows, ctx.eps, *size)
+        _layer_norm_backward[(programs,)](dy, x, weight, dx, partial, rows, ctx.eps, *size)
         dweight, dbias = partial.sum(1)
         return dx, dweight, dbias, None
 

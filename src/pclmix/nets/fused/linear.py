@@ -16,7 +16,7 @@ TERMS = 256  # of a block of the second stage
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
-def _sum_rows(x, partial, rows, columns, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _bias_gradient_partial(x, partial, rows, columns, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Each program sums every `splits`-th block of rows of its columns."""
     blocks = columns // COLUMNS
     split = tl.program_id(0) // blocks
@@ -29,7 +29,7 @@ def _sum_rows(x, partial, rows, columns, splits, ROWS: tl.constexpr, COLUMNS: tl
 
 
 @triton.jit(do_not_specialize=["terms"])
-def _add_partial(partial, out, terms, columns, TERMS: tl.constexpr, COLUMNS: tl.constexpr):
+def _bias_gradient_finish(partial, out, terms, columns, TERMS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([TERMS, COLUMNS], tl.float32)
     for start in range(0, terms, TERMS):
@@ -44,9 +44,9 @@ def sum_rows(x: Tensor) -> Tensor:
     blocks = columns // COLUMNS
     splits = min(triton.cdiv(rows, ROWS), max(1, PROGRAMS // blocks))
     partial = x.new_empty(splits, columns, dtype=torch.float32)
-    _sum_rows[(blocks * splits,)](x, partial, rows, columns, splits, ROWS, COLUMNS)
+    _bias_gradient_partial[(blocks * splits,)](x, partial, rows, columns, splits, ROWS, COLUMNS)
     out = x.new_empty(columns)
-    _add_partial[(blocks,)](partial, out, splits, columns, TERMS, COLUMNS)
+    _bias_gradient_finish[(blocks,)](partial, out, splits, columns, TERMS, COLUMNS)
     return out
 
 

@@ -29,7 +29,7 @@ def _load_rows(x, row, rows, C: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
-def _forward(x, matrices, out, rows, count, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+def _squared_norm_forward(x, matrices, out, rows, count, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
     """out (S, rows): squared lengths of E_s x."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     value = _load_rows(x, row, rows, C, PADDED)
@@ -39,7 +39,9 @@ def _forward(x, matrices, out, rows, count, C: tl.constexpr, PADDED: tl.constexp
 
 
 @triton.jit(do_not_specialize=["rows", "count"])
-def _input_gradient(x, grams, gradient, dx, rows, count, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+def _squared_norm_backward(
+    x, grams, gradient, dx, rows, count, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr
+):
     """dx = 2 sum_s g_s E_s'E_s x, from the Gram matrices E_s'E_s."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     value = _load_rows(x, row, rows, C, PADDED)
@@ -53,7 +55,7 @@ def _input_gradient(x, grams, gradient, dx, rows, count, C: tl.constexpr, PADDED
 
 
 @triton.jit(do_not_specialize=["rows", "count", "splits"])
-def _weighted_gram(
+def _squared_norm_gram(
     x, gradient, partial, rows, count, splits, C: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr
 ):
     """sum over rows of g_s x x', this program's share of it: the gradient of E_s is 2 E_s times that."""
@@ -87,7 +89,7 @@ class _SquaredNorms(torch.autograd.Function):
         x = x.contiguous()
         out = x.new_empty(count, len(x), dtype=torch.float32)
         grid, size = (triton.cdiv(len(x), ROWS),), (channels, triton.next_power_of_2(channels), ROWS)
-        _forward[grid](x, matrices.to(x.dtype).contiguous(), out, len(x), count, *size, **LAUNCH)
+        _squared_norm_forward[grid](x, matrices.to(x.dtype).contiguous(), out, len(x), count, *size, **LAUNCH)
         ctx.save_for_backward(x, matrices)
         return out
 
@@ -100,7 +102,7 @@ class _SquaredNorms(torch.autograd.Function):
         grams = torch.bmm(matrices.transpose(1, 2), matrices).to(x.dtype)
         dx = torch.empty_like(x)
         grid = (triton.cdiv(len(x), ROWS),)
-        _input_gradient[grid](x, grams, gradient, dx, len(x), count, *size, **LAUNCH)
+        _squared_norm_backward[grid](x, grams, gradient, dx, len(x), count, *size, **LAUNCH)
         partial = x.new_empty(SPLITS, count, channels, channels, dtype=torch.float32)
-        _weighted_gram[(SPLITS * count,)](x, gradient, partial, len(x), count, SPLITS, *size, **LAUNCH)
+        _squared_norm_gram[(SPLITS * count,)](x, gradient, partial, len(x), count, SPLITS, *size, **LAUNCH)
         return dx, 2 * torch.bmm(matrices, partial.sum(0))

@@ -13,7 +13,9 @@ PIXELS, CHANNELS = 64, 32  # of one program
 
 
 @triton.jit(do_not_specialize=["pixels", "width"])
-def _forward(x, skip, out, pixels, width, x_channels, skip_channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
+def _upsample_forward(
+    x, skip, out, pixels, width, x_channels, skip_channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
+):
     """A block of pixels of x: each is written four times, or four pixels of the skip are copied beside it."""
     channels = x_channels + skip_channels
     blocks = channels // CHANNELS
@@ -37,7 +39,9 @@ def _forward(x, skip, out, pixels, width, x_channels, skip_channels, PIXELS: tl.
 
 
 @triton.jit(do_not_specialize=["pixels", "width"])
-def _backward(dout, dx, dskip, pixels, width, x_channels, skip_channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
+def _upsample_backward(
+    dout, dx, dskip, pixels, width, x_channels, skip_channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
+):
     """The same blocks: four gradients are summed for a pixel of x, or handed on to four pixels of the skip."""
     channels = x_channels + skip_channels
     blocks = channels // CHANNELS
@@ -79,7 +83,7 @@ class _UpsampleConcat(torch.autograd.Function):
         ctx.shape, ctx.skip_channels = x.shape, skip_channels
         shape = (batch, x_channels + skip_channels, 2 * height, 2 * width)
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        _launch(_forward, x, x if skip is None else skip, out, x.shape, skip_channels)
+        _launch(_upsample_forward, x, x if skip is None else skip, out, x.shape, skip_channels)
         return out
 
     @staticmethod
@@ -92,7 +96,7 @@ class _UpsampleConcat(torch.autograd.Function):
 
         dx = empty(*ctx.shape)
         dskip = empty(batch, ctx.skip_channels, 2 * height, 2 * width) if ctx.skip_channels else None
-        _launch(_backward, dout, dx, dx if dskip is None else dskip, ctx.shape, ctx.skip_channels)
+        _launch(_upsample_backward, dout, dx, dx if dskip is None else dskip, ctx.shape, ctx.skip_channels)
         return dx, dskip
 
 
