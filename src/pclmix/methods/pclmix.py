@@ -13,7 +13,7 @@ from pclmix.data.batch import Batch
 from pclmix.losses.consistency import heterogeneous, mixed
 from pclmix.losses.contrast import at_stride, info_nce, prototypes, sample_anchors
 from pclmix.losses.partial_ce import supervised
-from pclmix.losses.precision import full
+from pclmix.losses.precision import classes_outermost
 from pclmix.losses.queue import PrototypeQueue
 from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
@@ -76,8 +76,8 @@ class PCLMix(Method):
         terms = {"sup": Term(supervised(logits_c.chunk(3), logits_t.chunk(3), labels, lambda_t))}
         rise = (progress / params.ramp).clamp(max=1.0) if params.ramp > 0 else torch.ones_like(progress)
         if params.lambda_ctr > 0:
-            q = mean_prediction(p_c[0], p_t[0], params.lambda_t)
-            terms["ctr"] = Term(self._contrast(embedding, q, p_c[0], y, progress, generator), params.lambda_ctr * rise)
+            value = self._contrast(embedding, p_c[0], p_t[0], y, progress, generator)
+            terms["ctr"] = Term(value, params.lambda_ctr * rise)
         if params.lambda_con * params.lambda_het > 0:
             terms["het"] = Term(heterogeneous(p_c, p_t), params.lambda_con * params.lambda_het * rise)
         if params.lambda_con * params.lambda_mix > 0:
@@ -98,17 +98,17 @@ class PCLMix(Method):
         images = [torch.cat(views)] if self.params.passes == 1 else views
         outs: list[DualOutput] = [forward_dual(self.net, self.aux, self.head, x, count) for x in images]
         logits = [[out.logits_c for out in outs], [out.logits_t for out in outs]]
-        logits_c, logits_t = (full(one[0] if len(one) == 1 else torch.cat(one)).contiguous() for one in logits)
+        logits_c, logits_t = (classes_outermost(one[0] if len(one) == 1 else torch.cat(one)) for one in logits)
         return logits_c, logits_t, outs[0].embeddings
 
     def _contrast(
-        self, embedding: Tensor, q: Tensor, p_c: Tensor, y: Tensor, progress: Tensor, generator: Generator
+        self, embedding: Tensor, p_c: Tensor, p_t: Tensor, y: Tensor, progress: Tensor, generator: Generator
     ) -> Tensor:
         """Equation 8 on the unmixed images against the queue; the queue takes this step's prototypes afterwards."""
         params: PCLMixParams = self.params
-        pseudo = pseudo_label(at_stride(q), at_stride(y), entropy_threshold(progress))
-        predicted = at_stride(p_c.detach()).argmax(1)
-        anchors = sample_anchors(pseudo, predicted, params.anchors, generator)
+        p_c, p_t, y = (at_stride(pixels.detach()) for pixels in (p_c, p_t, y))
+        pseudo = pseudo_label(mean_prediction(p_c, p_t, params.lambda_t), y, entropy_threshold(progress))
+        anchors = sample_anchors(pseudo, p_c.argmax(1), params.anchors, generator)
         entries, filled = self.queue.entries, self.queue.filled
         loss = info_nce(anchors.pick(embedding), anchors.label, anchors.valid, entries, filled, params.temperature)
         self.queue.enqueue(*prototypes(embedding, pseudo, self.task.classes))

@@ -57,7 +57,10 @@ class ExpandAndClassify(nn.Module):
         norms = squared_norms(x, centred).unsqueeze(-1)
         with torch.autocast(x.device.type, enabled=False):
             logits = scores * torch.rsqrt(norms / self.channels + self.eps) + self.head.bias
-        return unfold_pixels(logits.flatten(-2), self.factor).permute(0, 3, 1, 2)
+        # To its place and to the order of axes that the losses want, in one copy.
+        batch, height, width, _, _ = logits.shape
+        logits = logits.view(batch, height, width, self.factor, self.factor, -1).permute(0, 5, 1, 3, 2, 4)
+        return logits.reshape(batch, -1, height * self.factor, width * self.factor)
 
 
 def squared_norms(x: Tensor, matrices: Tensor) -> Tensor:
