@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,18 +32,18 @@ def filtered(p: Tensor, image: Tensor, sigma_xy: float, sigma_i: float, radius: 
     Memory is that of p and of two images, whatever the radius.
     """
     height, width = p.shape[-2:]
-    message = torch.zeros_like(p)
+    message, nothing = torch.zeros_like(p), image.new_zeros(())
+    image = image / (math.sqrt(2) * sigma_i)  # so that the exponent is the squared difference itself
     for dy in range(min(radius, height - 1) + 1):
         for dx in range(-min(radius, width - 1), min(radius, width - 1) + 1):
             if dy == 0 and dx <= 0:
                 continue  # the pixel itself, and shifts whose opposite is taken
             here = (..., slice(0, height - dy), slice(max(0, -dx), width - max(0, dx)))
             there = (..., slice(dy, height), slice(max(0, dx), width + min(0, dx)))
-            difference = (image[here] - image[there]).square_()
-            if image.shape[1] > 1:
-                difference = difference.sum(1, keepdim=True)
-            exponent = difference.mul_(-0.5 / sigma_i**2).sub_((dy * dy + dx * dx) / (2 * sigma_xy**2))
-            kernel = exponent.exp_()
-            message[here].addcmul_(kernel, p[there])
-            message[there].addcmul_(kernel, p[here])
+            difference = image[here] - image[there]
+            exponent = torch.addcmul(nothing, difference, difference, value=-1)
+            alike = (exponent if image.shape[1] == 1 else exponent.sum(1, keepdim=True)).exp_()
+            near = math.exp(-(dy * dy + dx * dx) / (2 * sigma_xy**2))
+            message[here].addcmul_(alike, p[there], value=near)
+            message[there].addcmul_(alike, p[here], value=near)
     return message
