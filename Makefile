@@ -22,7 +22,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 clean:           ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo
 
