@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from pclmix.engine.runlog import environment
 from pclmix.engine.step import TrainStep
 from pclmix.labels import IGNORE
 from pclmix.methods.base import build_method
-from pclmix.nets.fused import plain
+from pclmix.nets.fused import OPERATIONS, plain
 
 _HEAVY = ("convolution", "mm", "attention", "_flash", "_efficient", "linear")
 
@@ -157,8 +158,14 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--profile", type=int, default=0, help="print this many kernels of the eager step")
     parser.add_argument("--search", action="store_true", help="let cuDNN time its algorithms for each convolution")
+    parser.add_argument("--without", nargs="+", default=[], choices=OPERATIONS, help="fused operations to leave plain")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    with plain(*args.without) if args.without else nullcontext():
+        measure(args)
+
+
+def measure(args: argparse.Namespace) -> None:
     device = torch.device(args.device)
     torch.backends.cudnn.benchmark = args.search
     sections = {

@@ -6,6 +6,7 @@ Without Triton nothing of this can run, and nothing of it is used.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from pclmix.nets.fused import attention, batchnorm, layernorm, linear, squared_norm, upsample  # noqa: E402
+from pclmix.engine.cast import cast_weights  # noqa: E402
+from pclmix.nets.dual import build_dual  # noqa: E402
+from pclmix.nets.fused import attention, batchnorm, layernorm, linear, plain, squared_norm, upsample  # noqa: E402
 from pclmix.nets.swin_block import WindowAttention  # noqa: E402
 
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)
@@ -118,3 +121,26 @@ def test_layer_norm(channels: int) -> None:
 def test_linear() -> None:
     x, weight, bias = rand(700, 24), rand(96, 24), rand(96)
     compare(linear.linear(x, weight, bias), F.linear(x.float(), weight.float(), bias.float()), [x, weight, bias])
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+def test_the_whole_network_is_as_exact_as_plain_bf16() -> None:
+    """Against float32, output and gradients are no further off than those of plain operations in bf16."""
+    model = build_dual("resnet50", 1, 4).to(DEVICE, memory_format=torch.channels_last).train()
+    x = torch.randn(6, 1, 128, 128, device=DEVICE).contiguous(memory_format=torch.channels_last)
+
+    def run(bf16: bool, fused: bool) -> list[Tensor]:
+        model.zero_grad()
+        cast = cast_weights(model, torch.bfloat16) if bf16 else nullcontext()
+        autocast = torch.autocast(DEVICE, torch.bfloat16, enabled=bf16, cache_enabled=False)
+        with autocast, cast, nullcontext() if fused else plain():
+            outs = model(x, 2)
+        sum(out.float().square().mean() for out in outs).backward()
+        return [*(out.detach() for out in outs), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    exact, fused, usual = run(False, False), run(True, True), run(True, False)
+    error = [
+        [((a - b).norm() / b.norm()).item() for a, b in zip(given, exact, strict=True)] for given in (fused, usual)
+    ]
+    assert torch.tensor(error[0]).median() < 1.25 * torch.tensor(error[1]).median()
+    assert max(error[0][:3]) < 1.5 * max(error[1][:3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pclmix.nets.norm_act import norm_act
+from pclmix.nets.norm_act import convolve, norm_act
 
 EMBEDDING_WIDTH = 256
 
@@ -28,4 +28,4 @@ class EmbeddingHead(nn.Module):
 
     def forward(self, feature: Tensor) -> Tensor:
         hide, norm, _, embed = self.project
-        return F.normalize(embed(norm_act(norm, hide(feature))).float(), dim=1)
+        return F.normalize(embed(norm_act(norm, convolve(hide, feature))).float(), dim=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
-from pclmix.nets.norm_act import norm_act
+from pclmix.nets.norm_act import convolve, norm_act
 from pclmix.registry import Registry
 
 
@@ -100,11 +100,11 @@ def residual_block(block: nn.Module, x: Tensor) -> Tensor:
     shortcut = x
     if "downsample" in parts:
         conv, norm = parts["downsample"].children()
-        shortcut = norm_act(norm, conv(x), relu=False)
+        shortcut = norm_act(norm, convolve(conv, x), relu=False)
     *first, last = sorted(name for name in parts if name.startswith("conv"))
     for name in first:
-        x = norm_act(parts[name.replace("conv", "bn")], parts[name](x))
-    return norm_act(parts[last.replace("conv", "bn")], parts[last](x), shortcut)
+        x = norm_act(parts[name.replace("conv", "bn")], convolve(parts[name], x))
+    return norm_act(parts[last.replace("conv", "bn")], convolve(parts[last], x), shortcut)
 
 
 def _stride_in_first_convolution(layers: Sequence[nn.Sequential]) -> None:

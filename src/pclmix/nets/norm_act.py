@@ -1,4 +1,4 @@
-"""Normalisation and what follows it in a CNN: the addition of a shortcut, the ReLU."""
+"""What a CNN is made of: a convolution, its normalisation, the addition of a shortcut, the ReLU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pclmix.nets import fused
+
+
+def convolve(conv: nn.Module, x: Tensor) -> Tensor:
+    """conv(x), (B, C, H, W). On a GPU in bf16 a 1x1 convolution of a channels-last map is one matrix product."""
+    if isinstance(conv, nn.Conv2d) and _is_product(conv, x):
+        # Both permutations are views: memory is in that order already.
+        return F.linear(x.permute(0, 2, 3, 1), conv.weight.flatten(1)).permute(0, 3, 1, 2)
+    y: Tensor = conv(x)
+    return y
+
+
+def _is_product(conv: nn.Conv2d, x: Tensor) -> bool:
+    if conv.kernel_size != (1, 1) or conv.stride != (1, 1) or conv.padding != (0, 0):
+        return False
+    plain = conv.groups == 1 and conv.bias is None
+    return plain and fused.usable("pointwise", x, conv.weight) and fused.channels_last(x)
 
 
 def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True) -> Tensor:
@@ -26,7 +42,7 @@ def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: b
 
 
 def _fusable(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
-    if type(norm) is not nn.BatchNorm2d or not norm.training or not fused.usable(x, residual):
+    if type(norm) is not nn.BatchNorm2d or not norm.training or not fused.usable("batchnorm", x, residual):
         return False
     from pclmix.nets.fused.batchnorm import fits
 

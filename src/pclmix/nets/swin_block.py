@@ -22,7 +22,7 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if fused.usable(x) and self.weight.dtype == torch.float32:
+        if fused.usable("layernorm", x) and self.weight.dtype == torch.float32:
             from pclmix.nets.fused import layernorm
 
             if x.shape[-1] <= layernorm.LARGEST:
@@ -35,7 +35,7 @@ class Linear(nn.Linear):
     """A linear layer with a faster gradient of its bias, where there is one and the type allows it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.bias is not None and fused.usable(input, self.weight, self.bias):
+        if self.bias is not None and fused.usable("linear", input, self.weight, self.bias):
             from pclmix.nets.fused import linear
 
             if linear.fits(self.weight):
@@ -63,7 +63,7 @@ class WindowAttention(nn.Module):
         height, width = x.shape[1:3]
         window = (min(self.window, height), min(self.window, width))
         shift = (self._shift(height), self._shift(width))
-        if fused.usable(x):
+        if fused.usable("attention", x):
             from pclmix.nets.fused import attention
 
             if attention.fits(height, width, window, x.shape[3], self.heads):

@@ -65,7 +65,7 @@ class ExpandAndClassify(nn.Module):
 
 def squared_norms(x: Tensor, matrices: Tensor) -> Tensor:
     """|E_s x|^2 of each pixel x of a map (B, H, W, C) and each matrix of (S, C, C): (B, H, W, S)."""
-    if fused.usable(x):
+    if fused.usable("squared_norm", x):
         from pclmix.nets.fused import squared_norm
 
         if squared_norm.fits(matrices):

@@ -21,7 +21,7 @@ def conv_bn_relu(inputs: int, outputs: int) -> nn.Sequential:
 
 def upsample_concat(x: Tensor, skip: Tensor | None) -> Tensor:
     """x (B, C, H, W) with every pixel repeated 2 x 2, and the skip (B, S, 2H, 2W) where there is one, as channels."""
-    if fused.usable(x, skip) and fused.channels_last(x, skip):
+    if fused.usable("upsample", x, skip) and fused.channels_last(x, skip):
         from pclmix.nets.fused import upsample
 
         if upsample.fits(x, skip):

@@ -16,12 +16,14 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-_allowed = True
+OPERATIONS = ("attention", "batchnorm", "layernorm", "linear", "pointwise", "squared_norm", "upsample")
+
+_switched_off: frozenset[str] = frozenset()
 
 
-def usable(*maps: Tensor | None) -> bool:
-    """Whether the kernels can take these maps: bf16, on the current CUDA device, with Triton installed."""
-    return _allowed and all(_fits(x) for x in maps if x is not None) and _installed()
+def usable(operation: str, *maps: Tensor | None) -> bool:
+    """Whether a kernel can take these maps: bf16, on the current CUDA device, with Triton installed."""
+    return operation not in _switched_off and all(_fits(x) for x in maps if x is not None) and _installed()
 
 
 def _fits(x: Tensor) -> bool:
@@ -39,11 +41,11 @@ def channels_last(*maps: Tensor | None) -> bool:
 
 
 @contextmanager
-def plain() -> Iterator[None]:
-    """Inside, plain torch everywhere: for comparisons."""
-    global _allowed
-    before, _allowed = _allowed, False
+def plain(*operations: str) -> Iterator[None]:
+    """Inside, plain torch for these operations, or for all where none is named: for comparisons."""
+    global _switched_off
+    before, _switched_off = _switched_off, _switched_off | frozenset(operations or OPERATIONS)
     try:
         yield
     finally:
-        _allowed = before
+        _switched_off = before
