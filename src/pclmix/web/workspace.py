@@ -14,7 +14,7 @@ from pclmix.files import read_json, refuse_existing, write_json
 from pclmix.labels import IGNORE, Labels
 
 CORNER = ".pclmix"
-_MOST_CLASSES = 250  # strokes travel as one byte a voxel
+_MOST_CLASSES = 120  # strokes and predictions share the 255 colours of one layer of the viewer
 
 
 class OutsideError(PclmixError):

@@ -1,0 +1,91 @@
+// The list of cases: how far each is, filter, order, next and previous.
+
+import { make } from "./dialogs.js";
+
+const $ = (id) => document.getElementById(id);
+
+export class CaseList {
+  constructor(dataset, open) {
+    this.classes = dataset.classes;
+    this.open = open;
+    this.progress = {};
+    this.current = null;
+    this.replace(dataset.cases);
+    for (const id of ["filter", "show", "sort"]) $(id).addEventListener("input", () => this.render());
+    $("previous").onclick = () => this.step(-1);
+    $("next").onclick = () => this.step(1);
+  }
+
+  replace(cases) {
+    this.cases = cases;
+    this.byName = new Map(cases.map((c) => [c.name, c]));
+  }
+
+  setProgress(progress) { Object.assign(this.progress, progress); this.render(); }
+
+  // Share of slices with a stroke, 0 to 1.
+  drawn(name) { const p = this.progress[name]; return p && p.slices ? p.touched / p.slices : 0; }
+
+  visible() {
+    const text = $("filter").value.trim().toLowerCase(), show = $("show").value, sort = $("sort").value;
+    const keep = {
+      all: () => true,
+      empty: (c) => this.drawn(c.name) === 0,
+      drawn: (c) => this.drawn(c.name) > 0,
+      predicted: (c) => c.predictions.length > 0,
+      problem: (c) => Boolean(this.progress[c.name]?.problem),
+    }[show];
+    const quality = (c) => c.predictions[0]?.quality ?? 2;
+    const order = {
+      name: (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }),
+      least: (a, b) => this.drawn(a.name) - this.drawn(b.name),
+      most: (a, b) => this.drawn(b.name) - this.drawn(a.name),
+      worst: (a, b) => quality(a) - quality(b),
+    };
+    return this.cases
+      .filter((c) => keep(c) && c.name.toLowerCase().includes(text))
+      .sort((a, b) => order[sort](a, b) || order.name(a, b));
+  }
+
+  step(by) {
+    const names = this.visible().map((c) => c.name), at = names.indexOf(this.current);
+    const next = names[at < 0 ? 0 : at + by];
+    if (next) this.open(next);
+  }
+
+  select(name) {
+    this.current = name;
+    $("case-name").textContent = name ?? "";
+    this.render();
+    $("cases").querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
+  }
+
+  render() {
+    const shown = this.visible();
+    $("cases").replaceChildren(...shown.map((c) => this.row(c)));
+    const drawn = this.cases.filter((c) => this.drawn(c.name) > 0).length;
+    const predicted = this.cases.filter((c) => c.predictions.length).length;
+    $("totals").textContent = `${this.cases.length} cases · ${drawn} with strokes · ${predicted} predicted`;
+  }
+
+  row(c) {
+    const p = this.progress[c.name], quality = c.predictions[0]?.quality;
+    const meter = make("div", { className: "meter" });
+    const button = make("button", { title: c.name, onclick: () => this.open(c.name) }, make("b", {}, c.name), meter);
+    button.setAttribute("aria-current", String(c.name === this.current));
+    if (p?.problem) button.append(make("div", { className: "problem" }, p.problem));
+    if (p && p.size) {
+      this.classes.forEach((k, i) => {
+        const share = p.voxels[i] / p.size; // strokes cover parts of a percent: the bar grows with the root
+        const fill = make("u");
+        fill.style.width = `${Math.min(100, Math.sqrt(share * 20) * 100)}%`;
+        fill.style.background = k.colour;
+        meter.append(make("i", { title: `${k.name}: ${(share * 100).toPrecision(2)} % of the image drawn` }, fill));
+      });
+      meter.append(make("span", { title: "Slices with strokes" }, `${p.touched}/${p.slices}`));
+    }
+    if (quality !== undefined)
+      meter.append(make("span", { title: "How good the model itself expects its prediction to be; often too hopeful" }, `≈ ${Math.round(quality * 100)} %`));
+    return button;
+  }
+}

@@ -1,0 +1,95 @@
+// Things that come over the page: short notices, questions, help and history.
+
+import { caseUrl, client, get, post } from "./api.js";
+
+const dialog = document.getElementById("dialog");
+
+// An element: make("p", {className: "faint"}, "text", child, ...).
+export function make(tag, properties = {}, ...children) {
+  const { dataset, ...rest } = properties;
+  const node = Object.assign(document.createElement(tag), rest);
+  for (const [key, value] of Object.entries(dataset ?? {})) node.dataset[key] = value;
+  node.append(...children.filter((c) => c !== null && c !== undefined && c !== false));
+  return node;
+}
+
+export function toast(text, bad = false) {
+  const note = make("p", { className: bad ? "bad" : "" }, text);
+  document.getElementById("toasts").append(note);
+  setTimeout(() => note.remove(), bad ? 9000 : 3500);
+}
+
+// Show content and wait for one of the buttons, [value, text, is main]; Escape means the first.
+export function ask(title, content, buttons) {
+  return new Promise((resolve) => {
+    const end = make("div", { className: "end" });
+    for (const [value, text, main] of buttons)
+      end.append(make("button", { className: main ? "main" : "", onclick: () => close(value) }, text));
+    const close = (value) => { dialog.onclose = null; dialog.close(); resolve(value); };
+    dialog.replaceChildren(make("h2", {}, title), ...[content].flat(), end);
+    dialog.onclose = () => resolve(buttons[0][0]);
+    dialog.showModal();
+    end.querySelector(".main")?.focus();
+  });
+}
+
+const KEYS = [
+  ["Drag", "draw"], ["Wheel or ↑ ↓", "other slice"],
+  ["1 … 9", "choose a class"], ["Ctrl + wheel, pinch", "zoom"],
+  ["0", "background"], ["Space + drag", "move the image"],
+  ["E", "eraser"], ["Right button + drag", "brightness, contrast"],
+  ["[ ]", "pen size"], ["F", "fit to the window"],
+  ["Ctrl + Z", "undo"], ["R", "reset brightness"],
+  ["Ctrl + Shift + Z", "redo"], ["H", "hide or show strokes"],
+  ["C", "clear this slice"], ["O", "prediction on or off"],
+  ["← →", "other case"], ["U", "doubt on or off"],
+  ["G", "next place to draw"], ["A", "accept this slice"],
+];
+
+export function help() {
+  const keys = make("div", { className: "keys" });
+  for (const [key, text] of KEYS) keys.append(make("kbd", {}, key), make("span", {}, text));
+  const words = make("p", { className: "faint" },
+    "Draw a short stroke on each structure and on the background around it, in a few slices. Then train: the model fills in ",
+    "the rest. Look at the prediction, draw where it is wrong, and train again. Everything is saved as you draw.");
+  return ask("How to work", [words, keys], [["close", "Close", true]]);
+}
+
+export function conflict() {
+  const text = make("p", {}, "These strokes were changed in another window or by another program since you drew. Nothing has been overwritten.");
+  return ask("Changed elsewhere", [text], [["theirs", "Take theirs"], ["both", "Keep both: mine on top", true]]);
+}
+
+const WORDS = {
+  strokes: "strokes", undo: "undo", redo: "redo", clear: "slice cleared", accept: "prediction accepted",
+  merge: "joined with another window", restored: "earlier state restored",
+};
+
+export async function history(strokes, reload) {
+  await strokes.flush();
+  const past = await get(caseUrl(strokes.name, "history"));
+  const list = make("div", { className: "past" });
+  for (const { id, time, what } of past) {
+    const when = new Date(time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+    list.append(make("button", {
+      onclick: async () => {
+        try {
+          await post(caseUrl(strokes.name, "history"), { version: strokes.version, id, client });
+          await reload();
+          toast("Earlier state restored. The one before it is in the history, too.");
+        } catch (error) { toast(error.message, true); }
+        dialog.close();
+      },
+    }, make("span", {}, `Before ${when}`), make("span", { className: "faint" }, WORDS[what] ?? what)));
+  }
+  if (!past.length) list.append(make("p", { className: "faint" }, "Nothing has been changed here yet."));
+  return ask("Go back to how it was", [list], [["close", "Close"]]);
+}
+
+export function download() {
+  const link = (href, text) => make("p", {}, make("a", { href, download: "" }, make("button", {}, text)));
+  return ask("Download", [
+    link("/api/export/dataset.zip", "The dataset: images and strokes (zip)"),
+    link("/api/export/predictions.zip", "The newest predictions (zip)"),
+  ], [["close", "Close"]]);
+}

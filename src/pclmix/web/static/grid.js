@@ -1,0 +1,51 @@
+// Two orders of the same voxels. Files have x fastest, as stored ("native"); the viewer turns volumes to
+// right-anterior-superior (RAS). Strokes are kept in native order; this maps between the two.
+
+export class Grid {
+  // dims: native [nx, ny, nz]. perm: for each RAS axis the native axis it runs along, counted from 1, negative if reversed.
+  constructor(dims, perm) {
+    this.dims = dims;
+    this.axis = perm.map((p) => Math.abs(p) - 1);
+    this.reversed = perm.map((p) => p < 0);
+    this.ras = this.axis.map((a) => dims[a]);
+    const step = [1, dims[0], dims[0] * dims[1]];
+    this.step = this.axis.map((a, i) => (this.reversed[i] ? -step[a] : step[a]));
+    this.start = this.axis.reduce((sum, a, i) => sum + (this.reversed[i] ? step[a] * (dims[a] - 1) : 0), 0);
+    this.rasStep = [1, this.ras[0], this.ras[0] * this.ras[1]];
+    this.depth = this.axis.indexOf(2); // the RAS axis along which native slices lie
+    this.plane = [0, 1, 2].filter((i) => i !== this.depth);
+  }
+
+  get size() { return this.dims[0] * this.dims[1] * this.dims[2]; }
+  get slices() { return this.dims[2]; }
+
+  native(i, j, k) { return this.start + i * this.step[0] + j * this.step[1] + k * this.step[2]; }
+
+  rasIndex(native) {
+    const [nx, ny] = this.dims;
+    const at = [native % nx, Math.floor(native / nx) % ny, Math.floor(native / (nx * ny))];
+    let index = 0;
+    for (let i = 0; i < 3; i++) {
+      const value = at[this.axis[i]];
+      index += (this.reversed[i] ? this.ras[i] - 1 - value : value) * this.rasStep[i];
+    }
+    return index;
+  }
+
+  // RAS voxel of native column x, row y, slice z.
+  rasVoxel(x, y, z) {
+    const at = [x, y, z];
+    return this.axis.map((a, i) => (this.reversed[i] ? this.ras[i] - 1 - at[a] : at[a]));
+  }
+
+  // A whole map from native order to RAS order.
+  toRas(native, target) {
+    const [di, dj, dk] = this.ras;
+    let r = 0;
+    for (let k = 0; k < dk; k++)
+      for (let j = 0; j < dj; j++) {
+        let n = this.native(0, j, k);
+        for (let i = 0; i < di; i++, r++, n += this.step[0]) target[r] = native[n];
+      }
+  }
+}

@@ -1,0 +1,35 @@
+// Keyboard shortcuts. Those of the browser, and typing into a field, are left alone.
+
+import { help } from "./dialogs.js";
+
+export function keys(bench) {
+  const go = (by) => () => bench.go(bench.viewer.slice + by);
+  const table = {
+    "?": help, e: () => bench.choose(-1), "[": () => bench.pen(bench.pointer.size - 2), "]": () => bench.pen(bench.pointer.size + 2),
+    c: () => bench.clearSlice(), f: () => bench.viewer.fit(), r: () => bench.resetWindow(),
+    o: () => bench.review.toggle("prediction"), u: () => bench.review.toggle("unsure"), d: () => bench.review.toggle("difference"),
+    a: () => bench.review.acceptSlice(), g: () => bench.review.next(),
+    ArrowUp: go(-1), ArrowDown: go(1), PageUp: go(-5), PageDown: go(5),
+    ArrowLeft: () => bench.list.step(-1), ArrowRight: () => bench.list.step(1),
+    h: () => {
+      const range = document.getElementById("stroke-opacity");
+      range.value = Number(range.value) ? 0 : 90;
+      range.dispatchEvent(new Event("input"));
+    },
+  };
+  document.addEventListener("keydown", (event) => {
+    if (document.getElementById("dialog").open) return;
+    const { target } = event;
+    if (target.matches?.("input:not([type=range]):not([type=checkbox]), select, textarea")) return;
+    const command = event.ctrlKey || event.metaKey, key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    if (command && key === "z") { event.preventDefault(); event.shiftKey ? bench.redo() : bench.undo(); return; }
+    if (command && key === "y") { event.preventDefault(); bench.redo(); return; }
+    if (command || event.altKey) return;
+    if (key === " " && !target.matches?.("button, summary")) { event.preventDefault(); bench.pointer.space = true; return; }
+    if (/^[0-9]$/.test(key) && Number(key) < bench.dataset.classes.length) { bench.choose(Number(key)); return; }
+    if (target.matches?.("input[type=range]") && key.startsWith("Arrow")) return;
+    const action = table[key];
+    if (action) { event.preventDefault(); action(); }
+  });
+  document.addEventListener("keyup", (event) => { if (event.key === " ") bench.pointer.space = false; });
+}

@@ -1,0 +1,148 @@
+// Training and predicting: choose, start, watch, stop, go on.
+
+import { get, post } from "./api.js";
+import { make, toast } from "./dialogs.js";
+
+const RECIPES = {
+  tiny: "Trial: seconds, coarse", demo: "Small: minutes on any computer", fast: "Standard", paper: "As published: hours",
+};
+const remembered = (key, otherwise) => localStorage.getItem(`pclmix.${key}`) ?? otherwise;
+
+export function clock(seconds) {
+  if (seconds < 90) return `${Math.max(1, Math.round(seconds))} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+export class Learn {
+  constructor(box, context) {
+    this.context = context; // current() -> case, all() -> cases, flush(), predicted(cases)
+    this.job = null;
+    this.runs = [];
+    this.seen = 0;
+    this.recipe = make("select", { id: "recipe" });
+    this.method = make("select", { id: "method" });
+    this.minutes = make("input", { id: "minutes", type: "number", min: 0.1, step: "any", placeholder: "as the recipe says", value: remembered("minutes", "") });
+    this.startButton = make("button", { id: "train", className: "main", onclick: () => this.train() }, "Train on my strokes");
+    this.predictOne = make("button", { id: "predict", onclick: () => this.predict([context.current()]) }, "Predict this");
+    this.predictAll = make("button", { id: "predict-all", onclick: () => this.predict(context.all()) }, "Predict all");
+    this.state = make("div", { className: "fields", id: "job" });
+    const more = make("details", {}, make("summary", {}, "Settings"), make("div", { className: "fields" },
+      make("label", {}, "Thoroughness", this.recipe), make("label", {}, "Minutes", this.minutes), make("label", {}, "Method", this.method)));
+    more.className = "settings";
+    box.append(make("div", { className: "fields" }, this.startButton, more, this.state,
+      make("div", { className: "row" }, this.predictOne, this.predictAll)));
+    this.choices();
+    this.refresh();
+  }
+
+  async choices() {
+    try {
+      const { methods, recipes } = await get("jobs/choices");
+      const order = ["tiny", "demo", "fast", "paper"].filter((r) => recipes.includes(r));
+      this.recipe.replaceChildren(...order.map((r) => new Option(RECIPES[r], r)));
+      this.recipe.value = remembered("recipe", order.includes("fast") ? "fast" : order[0]);
+      this.method.replaceChildren(...methods.map((m) => Object.assign(new Option(m.name === "pclmix" ? "pclmix (recommended)" : m.name, m.name), { title: m.summary })));
+      this.method.value = remembered("method", "pclmix");
+      if (!this.method.value) this.method.value = methods[0]?.name;
+      if (!this.recipe.value) this.recipe.value = order[0];
+    } catch (error) { toast(error.message, true); }
+  }
+
+  async refresh() {
+    const found = await get("jobs");
+    this.runs = found.runs;
+    this.show(found.job);
+  }
+
+  get running() { return this.job && ["running", "stopping"].includes(this.job.status); }
+
+  async train() {
+    const [recipe, method, minutes] = [this.recipe.value, this.method.value, parseFloat(this.minutes.value)];
+    for (const [key, value] of Object.entries({ recipe, method, minutes: this.minutes.value })) localStorage.setItem(`pclmix.${key}`, value);
+    await this.act("jobs/train", { recipe, method, minutes: minutes > 0 ? minutes : null, then: [this.context.current()].filter(Boolean) });
+  }
+
+  predict(cases) { return this.act("jobs/predict", { run: this.runs[0]?.id ?? "", cases: cases.filter(Boolean) }); }
+
+  async act(path, body) {
+    try {
+      await this.context.flush();
+      await post(path, body);
+      await this.refresh();
+    } catch (error) { toast(error.message, true); }
+  }
+
+  show(job) {
+    const before = this.job;
+    this.job = job;
+    this.startButton.disabled = this.running;
+    this.startButton.textContent = this.running && job.kind === "train" ? "Training…" : "Train on my strokes";
+    this.predictOne.disabled = this.predictAll.disabled = this.running || !this.runs.length;
+    this.render();
+    if (!job) return;
+    if (before?.id !== job.id) this.seen = before ? 0 : job.cases.length;
+    if (job.cases.length > this.seen) { this.context.predicted(job.cases.slice(this.seen)); this.seen = job.cases.length; }
+    const ended = before && before.id === job.id && ["running", "stopping"].includes(before.status) && !this.running;
+    if (ended) {
+      get("jobs").then((found) => { this.runs = found.runs; this.predictOne.disabled = this.predictAll.disabled = !this.runs.length; });
+      if (job.status === "finished") toast(job.kind === "train" ? "Training has finished." : "The predictions are there.");
+    }
+  }
+
+  render() {
+    const job = this.job;
+    if (!job) {
+      this.state.replaceChildren(make("p", { className: "faint" }, "Draw strokes of every class in a few slices, then train."));
+      return;
+    }
+    const parts = [make("p", { id: "job-text" }, this.words(job))];
+    if (this.running) {
+      const share = job.phase === "predicting" ? job.done / Math.max(1, job.total) : job.share ?? 0;
+      parts.push(make("progress", { max: 1, value: share }));
+    }
+    if (job.curve?.length > 1) parts.push(curve(job.curve));
+    if (job.status === "failed") parts.push(make("p", { className: "message" }, job.message));
+    const buttons = [];
+    if (this.running)
+      buttons.push(make("button", { id: "stop", onclick: () => this.act("jobs/stop", {}) }, job.status === "stopping" ? "End at once" : "Stop"));
+    if (job.resumable) buttons.push(make("button", { id: "resume", onclick: () => this.act("jobs/resume", { id: job.id }) }, "Go on"));
+    if (buttons.length) parts.push(make("div", { className: "row" }, ...buttons));
+    this.state.replaceChildren(...parts);
+  }
+
+  words(job) {
+    if (job.status === "stopping") return "Saving and stopping…";
+    if (job.status === "running") {
+      if (job.phase === "predicting") return `Predicting: ${job.done} of ${job.total}`;
+      if (job.kind === "train" && job.share > 0)
+        return `Training: ${Math.floor(job.share * 100)} %` + (job.left ? `, about ${clock(job.left)} left` : "");
+      return "Preparing…";
+    }
+    const what = job.kind === "train" ? "Training" : "Prediction";
+    return { finished: `${what} finished.`, stopped: `${what} stopped.`, failed: `${what} could not go on.` }[job.status];
+  }
+}
+
+// The loss over steps, smoothed a little, on a logarithmic scale.
+function curve(points) {
+  const box = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  box.setAttribute("class", "curve");
+  box.setAttribute("viewBox", "0 0 200 60");
+  box.setAttribute("preserveAspectRatio", "none");
+  box.setAttribute("role", "img");
+  box.setAttribute("aria-label", `Error of the training, now ${points.at(-1)[1]}`);
+  const values = points.map(([, loss]) => Math.log(Math.max(loss, 1e-4)));
+  const low = Math.min(...values), high = Math.max(...values), first = points[0][0], last = points.at(-1)[0];
+  const line = points.map(([step], i) => {
+    const x = ((step - first) / Math.max(1, last - first)) * 196 + 2;
+    return `${x.toFixed(1)},${(56 - ((values[i] - low) / Math.max(1e-6, high - low)) * 50).toFixed(1)}`;
+  });
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
+  const style = { points: line.join(" "), fill: "none", stroke: "#4cc2b0", "stroke-width": "1.6", "vector-effect": "non-scaling-stroke" };
+  for (const [key, value] of Object.entries(style)) path.setAttribute(key, value);
+  const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+  title.textContent = "How far off the model is on your strokes: it should fall";
+  box.append(title, path);
+  return box;
+}

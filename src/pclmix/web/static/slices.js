@@ -1,0 +1,80 @@
+// The strip of slices beside the image: where one is, which slices have strokes, and how unsure the model was there.
+
+export class SliceStrip {
+  constructor(canvas, classes, go) {
+    Object.assign(this, { canvas, classes, go });
+    this.count = 0;
+    this.current = 0;
+    this.drawn = [];
+    this.unsure = null;
+    const pick = (event) => {
+      if (!this.count) return;
+      const box = canvas.getBoundingClientRect();
+      this.go(Math.max(0, Math.min(this.count - 1, Math.floor(((event.clientY - box.top) / box.height) * this.count))));
+    };
+    canvas.addEventListener("pointerdown", (e) => { canvas.setPointerCapture(e.pointerId); pick(e); });
+    canvas.addEventListener("pointermove", (e) => { if (e.buttons) pick(e); });
+    canvas.addEventListener("wheel", (e) => { e.preventDefault(); this.go(this.current + Math.sign(e.deltaY)); }, { passive: false });
+    new ResizeObserver(() => this.render()).observe(canvas);
+  }
+
+  // Which classes each slice has, from a whole map or from one slice of it.
+  measure(labels, plane, count) {
+    this.plane = plane;
+    this.count = count;
+    this.drawn = Array.from({ length: count }, (_, z) => this.classesOf(labels, z));
+    this.render();
+  }
+
+  update(labels, z) { this.drawn[z] = this.classesOf(labels, z); this.render(); }
+
+  classesOf(labels, z) {
+    const found = new Uint32Array(this.classes.length + 1);
+    const end = (z + 1) * this.plane;
+    for (let i = z * this.plane; i < end; i++) found[labels[i]]++;
+    return found;
+  }
+
+  show(z) {
+    this.current = z;
+    this.canvas.setAttribute("aria-valuenow", String(z + 1));
+    this.canvas.setAttribute("aria-valuemin", "1");
+    this.canvas.setAttribute("aria-valuemax", String(this.count));
+    this.render();
+  }
+
+  render() {
+    const dpr = devicePixelRatio || 1, w = this.canvas.clientWidth, h = this.canvas.clientHeight;
+    this.canvas.width = w * dpr;
+    this.canvas.height = h * dpr;
+    const g = this.canvas.getContext("2d");
+    g.scale(dpr, dpr);
+    if (!this.count) return;
+    const cell = h / this.count, gap = cell > 8 ? 2 : 0, most = Math.max(...(this.unsure ?? [0])), least = Math.min(...(this.unsure ?? [0]));
+    g.font = "12px system-ui, sans-serif";
+    g.textBaseline = "middle";
+    for (let z = 0; z < this.count; z++) {
+      const y = z * cell;
+      g.fillStyle = z === this.current ? "#323c48" : "#1a2027";
+      g.fillRect(4, y + gap / 2, w - 8, cell - gap);
+      if (this.unsure?.length === this.count) {
+        g.fillStyle = `rgba(232, 184, 79, ${0.1 + 0.9 * ((this.unsure[z] - least) / Math.max(0.01, most - least))})`;
+        g.fillRect(w - 9, y + gap / 2, 5, cell - gap);
+      }
+      const present = this.classes.map((c, k) => [c.colour, this.drawn[z]?.[k + 1] ?? 0]).filter(([, n]) => n);
+      present.forEach(([colour], i) => {
+        g.fillStyle = colour;
+        if (cell > 14) { g.beginPath(); g.arc(34 + (i % 3) * 8, y + cell / 2 + (Math.floor(i / 3) - (present.length > 3 ? 0.5 : 0)) * 8, 3, 0, 7); g.fill(); }
+        else g.fillRect(30 + i * 6, y + gap / 2, 5, Math.max(1, cell - gap));
+      });
+      const every = Math.ceil(16 / cell);
+      if (z === this.current || (z % every === 0 && Math.abs(z - this.current) * cell > 14)) {
+        g.fillStyle = z === this.current ? "#ffffff" : "#98a3b1";
+        g.fillText(String(z + 1), 8, Math.min(h - 7, Math.max(7, y + cell / 2)));
+      }
+    }
+    g.strokeStyle = "#4cc2b0";
+    g.lineWidth = 2;
+    g.strokeRect(3, this.current * cell + gap / 2, w - 6, Math.max(3, cell - gap));
+  }
+}

@@ -1,0 +1,166 @@
+// The strokes of the open case: edits that can be undone, and saving what changed while one goes on drawing.
+// A value is 0 where nothing is drawn, else class + 1; voxels are in native order.
+
+import { caseUrl, client, post, readStrokes } from "./api.js";
+
+const PAUSE = 250; // milliseconds after the last change before it is saved
+const MOST = 300; // edits that can be undone
+
+export class Strokes {
+  constructor(events) {
+    this.events = events; // changed(indices, values), replaced(), status(text, kind), conflict() -> "both" | "theirs"
+    this.name = null;
+    this.clear();
+  }
+
+  clear() {
+    this.labels = null;
+    this.past = [];
+    this.future = [];
+    this.dirty = new Map();
+    this.saving = null;
+    clearTimeout(this.timer);
+  }
+
+  async open(name) {
+    const found = await readStrokes(name);
+    this.clear();
+    this.name = name;
+    Object.assign(this, found);
+    this.events.status("Saved", "");
+  }
+
+  // Edits ----------------------------------------------------------------------------------------------------------
+  begin(what = "strokes") { this.edit = { what, before: new Map(), after: new Map() }; }
+
+  // Change one voxel within the edit begun; returns whether it changed.
+  set(index, value) {
+    const old = this.labels[index];
+    if (old === value) return false;
+    if (!this.edit.before.has(index)) this.edit.before.set(index, old);
+    this.edit.after.set(index, value);
+    this.labels[index] = value;
+    return true;
+  }
+
+  end() {
+    const edit = this.edit;
+    this.edit = null;
+    if (!edit || !edit.after.size) return;
+    this.past.push(edit);
+    if (this.past.length > MOST) this.past.shift();
+    this.future = [];
+    this.keep(edit.after, edit.what);
+  }
+
+  cancel() {
+    const edit = this.edit;
+    this.edit = null;
+    if (edit) this.write(edit.before);
+  }
+
+  undo() { this.travel(this.past, this.future, (e) => [e.after, e.before], "undo"); }
+  redo() { this.travel(this.future, this.past, (e) => [e.before, e.after], "redo"); }
+
+  // Voxels that somebody else changed in the meantime keep what they have.
+  travel(from, to, sides, what) {
+    if (this.edit || !from.length) return;
+    const edit = from.pop();
+    to.push(edit);
+    const [expected, wanted] = sides(edit);
+    const values = new Map();
+    for (const [index, value] of wanted) if (this.labels[index] === expected.get(index)) values.set(index, value);
+    this.write(values);
+    this.keep(values, what);
+  }
+
+  write(values) {
+    for (const [index, value] of values) this.labels[index] = value;
+    this.events.changed([...values.keys()], [...values.values()]);
+  }
+
+  // Saving ---------------------------------------------------------------------------------------------------------
+  keep(values, what) {
+    for (const [index, value] of values) this.dirty.set(index, value);
+    this.what = what;
+    this.events.status("Saving…", "");
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.save(), PAUSE);
+  }
+
+  get unsaved() { return this.dirty.size > 0 || this.saving !== null; }
+
+  async flush() {
+    clearTimeout(this.timer);
+    while (this.unsaved && !this.failed) await this.save();
+  }
+
+  save() {
+    this.saving ??= this.send().finally(() => { this.saving = null; });
+    return this.saving;
+  }
+
+  async send() {
+    const name = this.name, sent = this.dirty;
+    if (!sent.size) return;
+    this.dirty = new Map();
+    this.failed = false;
+    try {
+      const body = { version: this.version, runs: runs(sent), what: this.what, client };
+      const answer = await post(caseUrl(name, "strokes"), body);
+      if (this.name !== name) return;
+      this.version = answer.version;
+      if (this.dirty.size) this.timer = setTimeout(() => this.save(), PAUSE);
+      else this.events.status("Saved", "");
+    } catch (error) {
+      if (this.name !== name) return;
+      for (const [index, value] of sent) if (!this.dirty.has(index)) this.dirty.set(index, value);
+      if (error.status === 409) { await this.settle(); return; }
+      this.failed = true;
+      this.events.status(`Not saved: ${error.message}`, "bad");
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.save(), 3000);
+    }
+  }
+
+  // Somebody else saved first: the user says whether to keep both or to take theirs.
+  async settle() {
+    this.events.status("Changed in another window", "wait");
+    const choice = await this.events.conflict();
+    const found = await readStrokes(this.name);
+    Object.assign(this, found);
+    if (choice === "both") {
+      for (const [index, value] of this.dirty) this.labels[index] = value;
+      this.what = "merge";
+      this.timer = setTimeout(() => this.save(), 0);
+    } else {
+      this.dirty = new Map();
+      this.past = [];
+      this.future = [];
+      this.events.status("Saved", "");
+    }
+    this.events.replaced();
+  }
+
+  // Another window saved while nothing waits here: take what it has.
+  async follow(version) {
+    if (version === this.version || this.unsaved || this.edit) return false;
+    const name = this.name, found = await readStrokes(name);
+    if (this.name !== name || this.unsaved || this.edit) return false;
+    Object.assign(this, found);
+    this.events.replaced();
+    return true;
+  }
+}
+
+// Runs [start, length, class or -1] of a map index -> value.
+export function runs(values) {
+  const found = [];
+  let last = null;
+  for (const index of Uint32Array.from(values.keys()).sort()) {
+    const value = values.get(index) - 1;
+    if (last && last[0] + last[1] === index && last[2] === value) last[1]++;
+    else found.push(last = [index, 1, value]);
+  }
+  return found;
+}
