@@ -51,10 +51,10 @@ class Outline(HTMLParser):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> demo_module.Demo:
-    """A demo too short to learn anything, of five patients."""
+    """A demo too short to learn anything, of three patients."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PCLMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(demo_module, "PATIENTS", 5)
+        patch.setattr(demo_module, "PATIENTS", 3)
         patch.setattr(demo_module, "RECIPE", "tiny")
         return run_demo(tmp_path_factory.mktemp("demo") / "out", seconds=1.0, seed=3)
 
@@ -71,7 +71,7 @@ def test_json_holds_both_scores_and_the_seconds(finished: demo_module.Demo) -> N
     points = 100 * (content["pclmix"]["Dice"] - content["pce"]["Dice"])
     assert content["dice_points_ahead"] == pytest.approx(points)
     assert content["seconds"] == 1.0
-    assert content["patients"] == {"training": 4, "held_out": 1}
+    assert content["patients"] == {"training": 1, "held_out": 2}
 
 
 def test_both_methods_share_scribbles_encoder_and_augmentation(finished: demo_module.Demo) -> None:
@@ -96,7 +96,7 @@ def test_page_is_one_file_and_says_by_how_much(finished: demo_module.Demo) -> No
     for word in ("image", "scribble", "its uncertainty", "truth", "HD95", "RV", "Myo", "LV"):
         assert word in shown
     assert page.seen.count("svg") == 6  # total, sup, ctr, het, mix; and pce
-    assert page.seen.count("img") == 2 * 7  # two volumes; image, scribble, two of each method, truth
+    assert page.seen.count("img") == 3 * 7  # best, middle, worst; image, scribble, two of each method, truth
 
 
 def test_verdict_says_behind(finished: demo_module.Demo) -> None:

@@ -28,7 +28,7 @@ def curve(steps: Sequence[float], values: Sequence[float], title: str, seconds: 
     # Single steps may jump far; the frame follows the running mean and lets them leave it.
     low, high = min(calm), max(calm)
     margin = 0.12 * (high - low) or 0.5
-    low, high = low - margin, high + margin
+    low, high = (max(low - margin, 0.0) if min(values) >= 0 else low - margin), high + margin
     last = max(steps)
 
     def points(series: Sequence[float]) -> str:

@@ -79,10 +79,8 @@ def signed(value: float) -> str:
 
 def _headline(demo: Demo) -> str:
     ours, other = demo.trained
-    tiles = [(signed(demo.points), "Dice points between them, mean of all classes")]
-    tiles += [
-        (f"{100 * one.summary.mean('Dice').mean:.1f}", f"{one.name}, mean Dice in percent") for one in (ours, other)
-    ]
+    tiles = [(signed(demo.points), "Dice points of difference")]
+    tiles += [(f"{100 * one.summary.mean('Dice').mean:.1f}", f"{one.name}, mean Dice, %") for one in (ours, other)]
     shown = "".join(f'<div class="tile"><b>{value}</b><span>{html.escape(name)}</span></div>' for value, name in tiles)
     return (
         "<header><p class='kicker'>Segmentation from scribbles</p><h1>PCLMix demo</h1>"
@@ -224,12 +222,14 @@ def _facts(demo: Demo) -> str:
     dataset, fold = demo.dataset, demo.dataset.fold(FOLD)
     drawn = np.mean([float((dataset.read_scribble(case)[0] != IGNORE).mean()) for case in fold.train])
     environment = demo.environment
+    threads = int(environment["threads"])
     facts = {
         "Training data": f"{len(fold.train)} volumes; {100 * drawn:.1f} % of their pixels carry a stroke",
         "Test data": f"{len(fold.test)} volumes of other patients, opened after training",
         "Shared by both": "scribbles, encoder, CNN decoder, augmentation, optimiser, seconds",
         "Recipe and seed": f"{demo.to_json()['recipe']}, seed {demo.seed}",
-        "Machine": f"{environment['device']}, {environment['threads']} threads; {demo.seconds:.0f} seconds in all",
+        "Machine": f"{environment['device'].upper()} with {threads} thread{'s'[: threads > 1]}",
+        "Time": f"{demo.seconds:.0f} seconds in all, {demo.budget:g} of them for each training",
         "Software": f"pclmix {environment['pclmix']}, torch {environment['packages']['torch']}",
         "Again": f"pclmix demo --out {demo.root.name} --overwrite --seed {demo.seed}",
     }

@@ -26,13 +26,13 @@ h3 small { font-weight: 400; color: var(--soft); margin-left: .5rem; }
 .tile:first-child b { color: var(--accent); }
 .tile span { color: var(--soft); font-size: .86rem; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: .45rem .6rem; text-align: right; white-space: nowrap; }
+table { border-collapse: collapse; width: 100%; font-size: .94rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .45rem .3rem .45rem .4rem; text-align: right; white-space: nowrap; }
 thead th { font-size: .82rem; color: var(--soft); font-weight: 500; }
 thead th[colspan] { text-align: center; color: var(--ink); font-weight: 600; border-bottom: 1px solid var(--rule); }
 tbody th { text-align: left; font-weight: 600; }
 tbody tr { border-top: 1px solid var(--rule); }
-.sd { color: var(--soft); font-size: .82rem; }
+.sd { color: var(--soft); font-size: .8rem; }
 table.pictures { table-layout: fixed; min-width: 46rem; }
 table.pictures tr { border: 0; }
 table.pictures th { text-align: center; font-size: .8rem; font-weight: 500; color: var(--soft); padding: 0 .1rem .3rem;
