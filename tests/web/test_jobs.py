@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 
 from pclmix.data.phantom import make_phantom
 from pclmix.web.jobs import Jobs
-from pclmix.web.predictions import Scorer, where_next
+from pclmix.web.predictions import PredictionBook, Scorer, Scores, where_next
+from pclmix.web.strokes import StrokeBook
 from pclmix.web.workspace import Workspace
 
 
@@ -111,6 +114,25 @@ def test_scores_of_a_sure_and_an_unsure_model():
     scorer = Scorer()
     scorer.add(np.full((1, 3, 4, 5), 1 / 3, np.float32))
     assert scorer.finish().unsure.min() == 255
+
+
+def test_two_predictions_can_be_compared(page):
+    """The difference shown is between the newest prediction and the one before, over the image's grid."""
+    workspace = Workspace(page.root)
+    book, strokes = PredictionBook(workspace), StrokeBook(workspace).read("case1")
+    before, after = np.zeros((4, 12, 10), np.uint8), np.zeros((4, 12, 10), np.uint8)
+    after[2, 3, 4] = 1
+    for run, labels in (("20200101-000000", before), ("20200101-000001", after)):
+        scores = Scores(labels, labels, labels, 0.5)
+        book.write(run, "case1", scores, strokes.geometry, workspace.dataset.labels, strokes.array)
+    answer = page.client.get("/api/cases/case1/difference").content
+    image = nib.Nifti1Image.from_bytes(gzip.decompress(answer))
+    assert np.argwhere(np.asarray(image.dataobj)).tolist() == [[4, 3, 2]]
+    assert np.allclose(image.affine, nib.load(page.root / "imagesTr" / "case1_0000.nii.gz").affine)
+    known = page.client.get("/api/dataset").json()["cases"][0]["predictions"]
+    assert [p["run"] for p in known] == ["20200101-000001", "20200101-000000"]
+    drawn = strokes.array >= 0
+    assert known[0]["agreement"] == pytest.approx(float((after[drawn] == strokes.array[drawn]).mean()))
 
 
 def test_where_next_is_where_it_is_unsure_and_nothing_is_drawn():

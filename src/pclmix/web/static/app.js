@@ -1,6 +1,6 @@
 // The page: parts made and tied together.
 
-import { bytes, caseUrl, client, get, listen, upload } from "./api.js";
+import { bytes, caseUrl, client, get, listen } from "./api.js";
 import { CaseList } from "./cases.js";
 import { conflict, download, help, history, make, toast } from "./dialogs.js";
 import { keys } from "./keys.js";
@@ -9,6 +9,7 @@ import { Pointer } from "./pointer.js";
 import { Review } from "./review.js";
 import { SliceStrip } from "./slices.js";
 import { Strokes } from "./strokes.js";
+import { receive } from "./upload.js";
 import { Viewer } from "./viewer.js";
 
 const $ = (id) => document.getElementById(id);
@@ -17,8 +18,9 @@ const ERASER = -1;
 class Workbench {
   async start() {
     this.viewer = new Viewer($("canvas"));
+    const asking = get("dataset"); // first: starting the viewer keeps the page busy
     const viewerStarts = this.viewer.start();
-    this.dataset = await get("dataset");
+    this.dataset = await asking;
     const names = this.dataset.cases.map((c) => c.name);
     const wanted = new URLSearchParams(location.search).get("case") ?? localStorage.getItem(`pclmix.case.${this.dataset.folder}`);
     const first = names.includes(wanted) ? wanted : names[0] ?? null;
@@ -70,6 +72,7 @@ class Workbench {
   image(name) { return bytes(caseUrl(name, `image/${this.channel ?? 0}`)); }
 
   async open(name) {
+    const asked = performance.now();
     if (this.strokes.name) await this.strokes.flush();
     $("empty").hidden = Boolean(name);
     $("cases-panel").classList.remove("open");
@@ -98,7 +101,8 @@ class Workbench {
     this.viewer.setStrokes(this.strokes.labels);
     this.measure();
     this.go(this.viewer.slice);
-    document.body.dataset.ready = name; // first slice on screen
+    document.body.dataset.ready = name;
+    requestAnimationFrame(() => performance.measure("first slice", { start: asked })); // read by benchmarks/web.py
     await this.showPrediction();
   }
 
@@ -235,12 +239,7 @@ class Workbench {
       $("channel").replaceChildren(...this.dataset.channels.map((name, i) => new Option(name, i)));
       $("channel").onchange = () => { this.channel = Number($("channel").value); this.open(this.name); };
     }
-    $("add").onclick = () => $("file").click();
-    $("file").onchange = () => { this.add([...$("file").files]); $("file").value = ""; };
-    const drop = $("drop"), isFile = (e) => e.dataTransfer?.types.includes("Files");
-    window.addEventListener("dragover", (e) => { if (isFile(e)) { e.preventDefault(); drop.hidden = false; } });
-    window.addEventListener("dragleave", (e) => { if (!e.relatedTarget) drop.hidden = true; });
-    window.addEventListener("drop", (e) => { if (isFile(e)) { e.preventDefault(); drop.hidden = true; this.add([...e.dataTransfer.files]); } });
+    receive((text) => { $("saved").textContent = text; }, () => this.reloadCases());
     window.addEventListener("beforeunload", (e) => { if (this.strokes.unsaved) e.preventDefault(); });
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.strokes.flush(); });
   }
@@ -257,18 +256,6 @@ class Workbench {
     await this.strokes.open(this.name);
     this.viewer.setStrokes(this.strokes.labels);
     this.measure();
-  }
-
-  async add(files) {
-    for (const file of files)
-      try {
-        $("saved").textContent = `Adding ${file.name}…`;
-        const { cases, notes } = await upload(file, (share) => { $("saved").textContent = `Adding ${file.name}: ${Math.round(share * 100)} %`; });
-        toast(`Added ${cases.join(", ")}`);
-        for (const note of notes) toast(note, true);
-      } catch (error) { toast(`${file.name}: ${error.message}`, true); }
-    $("saved").textContent = "";
-    await this.reloadCases();
   }
 }
 

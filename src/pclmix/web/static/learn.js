@@ -124,7 +124,7 @@ export class Learn {
   }
 }
 
-// The loss over steps, smoothed a little, on a logarithmic scale.
+// The loss over steps, averaged over a few neighbours.
 function curve(points) {
   const box = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   box.setAttribute("class", "curve");
@@ -132,7 +132,11 @@ function curve(points) {
   box.setAttribute("preserveAspectRatio", "none");
   box.setAttribute("role", "img");
   box.setAttribute("aria-label", `Error of the training, now ${points.at(-1)[1]}`);
-  const values = points.map(([, loss]) => Math.log(Math.max(loss, 1e-4)));
+  const reach = Math.floor(points.length / 40);
+  const values = points.map((_, i) => {
+    const near = points.slice(Math.max(0, i - reach), i + reach + 1);
+    return near.reduce((sum, [, loss]) => sum + loss, 0) / near.length;
+  });
   const low = Math.min(...values), high = Math.max(...values), first = points[0][0], last = points.at(-1)[0];
   const line = points.map(([step], i) => {
     const x = ((step - first) / Math.max(1, last - first)) * 196 + 2;

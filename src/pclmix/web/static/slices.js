@@ -47,7 +47,7 @@ export class SliceStrip {
     const dpr = devicePixelRatio || 1, w = this.canvas.clientWidth, h = this.canvas.clientHeight;
     this.canvas.width = w * dpr;
     this.canvas.height = h * dpr;
-    const g = this.canvas.getContext("2d");
+    const g = this.canvas.getContext("2d", { willReadFrequently: true }); // drawn by the CPU: waits for no shader
     g.scale(dpr, dpr);
     if (!this.count) return;
     const cell = h / this.count, gap = cell > 8 ? 2 : 0, most = Math.max(...(this.unsure ?? [0])), least = Math.min(...(this.unsure ?? [0]));

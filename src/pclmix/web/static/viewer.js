@@ -4,7 +4,7 @@ import { Niivue, NVImage, SLICE_TYPE } from "./vendor/niivue.js";
 import { Grid } from "./grid.js";
 
 const TYPE_OF_AXIS = [SLICE_TYPE.SAGITTAL, SLICE_TYPE.CORONAL, SLICE_TYPE.AXIAL];
-const SURE = 30; // of 255: below this doubt is not shown
+const SURE = 60; // of 255: below this doubt is not shown
 
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 
@@ -129,7 +129,7 @@ export class Viewer {
 
   redraw() { this.nv.drawScene(); this.moved(); }
 
-  set radiological(value) { this.nv.setRadiologicalConvention(value); this.redraw(); }
+  set radiological(value) { this.nv.opts.isRadiologicalConvention = value; this.redraw(); }
 
   fit() { this.nv.setPan2Dxyzmm([0, 0, 0, 1]); this.moved(); }
 

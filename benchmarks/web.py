@@ -1,0 +1,164 @@
+"""How fast the workbench is: a case on the screen, and a stroke saved.
+
+    python benchmarks/web.py DATASET [--cases 5] [--strokes 50]
+
+A few cases of DATASET are copied, for strokes are really saved. The time of a save is the server's own, from the
+request's arrival to the last byte of the answer, the file synced to disk within it. Times on the screen are the
+browser's own clock in headless Chromium, which draws in software here: "page" from the navigation to the first slice,
+everything loaded anew; "case" from choosing another case to its first slice. Written to results/web/web.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from pclmix.data.dataset import Dataset, write_dataset_json
+from pclmix.files import write_json
+from pclmix.web.app import create_app
+
+RESULT = Path(__file__).parents[1] / "results" / "web" / "web.json"
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+class Clock:
+    """ASGI middleware that notes how long each save took."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.saves: list[float] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        started = time.perf_counter()
+        await self.app(scope, receive, send)
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith("/strokes"):
+            self.saves.append((time.perf_counter() - started) * 1000)
+
+
+def copy_some(source: Dataset, target: Path, count: int) -> list[str]:
+    cases = list(source.cases[:count])
+    for case in cases:
+        for path in (*source.image_paths(case), source.scribble_path(case)):
+            copy = target / path.relative_to(source.root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    write_dataset_json(
+        target, channels=source.channels, labels=source.labels, ending=source.ending, cases=len(cases), name="benchmark"
+    )
+    return cases
+
+
+def start(clock: Clock) -> tuple[uvicorn.Server, str]:
+    server = uvicorn.Server(uvicorn.Config(clock, port=0, log_level="warning", timeout_graceful_shutdown=1))
+    threading.Thread(target=server.run, daemon=True).start()
+    while not server.started:
+        time.sleep(0.01)
+    return server, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+
+def save_strokes(url: str, case: str, count: int) -> None:
+    """A stroke is a few short runs in one slice, as a pen leaves them."""
+    with httpx.Client(base_url=url, headers={"x-pclmix": "1"}) as client:
+        found = client.get(f"/api/cases/{case}/strokes")
+        version = found.headers["x-version"]
+        _, height, width = map(int, found.headers["x-shape"].split(","))
+        for number in range(count):
+            first = (number % (height // 2)) * width
+            body = {"version": version, "runs": [[first + row * width + row, 3, 1] for row in range(20)]}
+            version = client.post(f"/api/cases/{case}/strokes", json=body).raise_for_status().json()["version"]
+
+
+def look(url: str, cases: list[str]) -> dict[str, list[float]]:
+    """Milliseconds to the first slice: of the page loaded anew, and of each other case in the same page."""
+    from playwright.sync_api import sync_playwright
+
+    times: dict[str, list[float]] = {"page": [], "case": []}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        for case in cases:
+            page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+            page.goto(f"{url}/?case={case}")
+            page.wait_for_selector("body[data-predicted]", state="attached")
+            page.wait_for_timeout(1500)
+            first = (
+                "() => { const m = performance.getEntriesByName('first slice')[0]; return m.startTime + m.duration }"
+            )
+            times["page"].append(page.evaluate(first))
+            for other in (c for c in cases if c != case):
+                page.locator("#cases button", has_text=other).click()
+                page.wait_for_selector(f"body[data-ready='{other}']")
+                page.wait_for_timeout(500)
+            lasts = "() => performance.getEntriesByName('first slice').slice(1).map((m) => m.duration)"
+            times["case"] += page.evaluate(lasts)
+            page.context.close()
+        browser.close()
+    return times
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {
+        "median_ms": round(statistics.median(ordered), 1),
+        "p95_ms": round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 1),
+        "count": len(ordered),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--cases", type=int, default=5)
+    parser.add_argument("--strokes", type=int, default=50)
+    arguments = parser.parse_args()
+    source = Dataset.open(arguments.dataset)
+    with tempfile.TemporaryDirectory() as folder:
+        cases = copy_some(source, Path(folder), arguments.cases)
+        shapes = [list(source.read_scribble(case)[0].shape) for case in cases]
+        clock = Clock(create_app(Path(folder)))
+        server, url = start(clock)
+        save_strokes(url, cases[0], arguments.strokes)
+        times = {"save": clock.saves}
+        if shutil.which("chromium"):
+            times |= look(url, cases)
+        server.should_exit = True
+    found = {name: summary(values) for name, values in times.items()}
+    for name, row in found.items():
+        print(f"{name:5} median {row['median_ms']:.1f} ms, 95 % within {row['p95_ms']:.1f} ms, {row['count']} times")
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    load = f"load {os.getloadavg()[0]:.1f} when it ended"
+    write_json(
+        RESULT,
+        {
+            "dataset": source.name,
+            "shapes_zhw": shapes,
+            "machine": machine,
+            "others": load,
+            "drawn_by": "SwiftShader",
+            **found,
+        },
+    )
+    print(f"written: {RESULT}")
+
+
+if __name__ == "__main__":
+    main()
