@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pclmix.predict.base import Predictor
-    from pclmix.predict.model import Precision
+    from pclmix.predict.base import Precision, Predictor
 
 __version__ = "0.1.0"
 
@@ -17,6 +16,6 @@ def load(
 ) -> Predictor:
     """A trained model, ready to predict: `pclmix.load("run1").predict(array, spacing)`."""
     # Imported here: torch takes seconds, and the command line must answer --help without it.
-    from pclmix.predict.model import load as load_model
+    from pclmix.predict import load as load_model
 
     return load_model(path, device=device, precision=precision, batch=batch)

@@ -18,13 +18,17 @@ class Flips(StrEnum):
 
 @app.command(epilog="Example: pclmix predict run1 data/acdc run1/predictions --fold 1 --tta flip")
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder of `pclmix train` or a checkpoint.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, a checkpoint or an exported .onnx.")],
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="An image, a folder of images or a dataset.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that gets CASE.nii.gz.")],
     fold: Annotated[int | None, typer.Option(help="Only the test cases of this fold of the dataset INPUT.")] = None,
     tta: Annotated[Flips, typer.Option(help="Average over flipped copies of each slice.")] = Flips.none,
     largest_component: Annotated[
         bool, typer.Option("--largest-component", help="Keep only the largest 3D part of each class.")
+    ] = False,
+    uncertainty: Annotated[
+        bool,
+        typer.Option("--uncertainty", help="Write entropy maps, a quality estimate a case, and where to draw next."),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     batch: Annotated[int | None, typer.Option(help="Slices through the network at once. [default: by device]")] = None,
@@ -33,16 +37,22 @@ def predict(
 
     Files named CASE_0000, CASE_0001, ... are the channels of one case. A dataset is predicted whole, or the test
     cases of --fold. What is in OUT already is skipped; a file that cannot be read is reported at the end (exit
-    code 2), and the others go on.
+    code 2), and the others go on. With --uncertainty OUT gets uncertainty/CASE.nii.gz (entropy in nats), quality.csv
+    (expected Dice, the worst case first) and slices.csv (all slices, those most worth a scribble first).
     """
     from rich.console import Console
     from rich.progress import Progress
 
+    from pclmix.predict import load
     from pclmix.predict.files import predict_files
-    from pclmix.predict.model import load
 
     console = Console(stderr=True)
-    predictor = load(model, device=device, batch=batch)
+    if uncertainty and model.suffix.lower() != ".onnx":
+        from pclmix.predict.dual import load_uncertain
+
+        predictor = load_uncertain(model, device=device, batch=batch)
+    else:
+        predictor = load(model, device=device, batch=batch)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("predicting", total=None)
         outcome = predict_files(
@@ -52,6 +62,7 @@ def predict(
             fold=fold,
             tta="flip" if tta is Flips.flip else "none",
             largest_component=largest_component,
+            uncertainty=uncertainty,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if outcome.trained_on:

@@ -1,6 +1,26 @@
 """From a trained model to label maps: `load` a model, then `predict` arrays or `predict_files`."""
 
-from pclmix.predict.base import About, Predictor
-from pclmix.predict.model import load
+from __future__ import annotations
+
+from pathlib import Path
+
+from pclmix.predict.base import About, Precision, Predictor
 
 __all__ = ["About", "Predictor", "load"]
+
+
+def load(
+    path: Path | str, *, device: str = "auto", precision: Precision = "auto", batch: int | None = None
+) -> Predictor:
+    """The predictor of MODEL: a run folder, a checkpoint, or a file of `pclmix export`, which needs no torch.
+
+    `precision` is bf16 on a GPU and 32 on a CPU unless said (an exported file has its own); `batch` is the number of
+    slices at once.
+    """
+    if Path(path).suffix.lower() == ".onnx":
+        from pclmix.predict.onnx import load_onnx
+
+        return load_onnx(path, device=device, batch=batch)
+    from pclmix.predict.model import load as load_checkpoint
+
+    return load_checkpoint(path, device=device, precision=precision, batch=batch)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pclmix.data.components import largest_component as keep_largest
 from pclmix.data.dataset import read_channels
 from pclmix.data.store import Settings, intensity_range, prepare_image
 from pclmix.data.volume import Geometry, stem_of, write_labels
@@ -22,9 +21,11 @@ from pclmix.errors import PclmixError
 from pclmix.files import write_json
 from pclmix.labels import Labels
 from pclmix.predict.inputs import channel_files
+from pclmix.predict.uncertainty import Examined, examine
 
 Array = npt.NDArray[Any]
 TTA = Literal["none", "flip"]
+Precision = Literal["auto", "32", "bf16"]
 Wanted = Literal["labels", "probabilities", "logits"]
 #: Axes of (B, C, H, W) that test-time flips turn over: none, W, H, both.
 FLIPS: tuple[tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))
@@ -42,6 +43,7 @@ class About:
     intensity: Literal["slice", "volume"]
     dataset: str = ""  #: name of the dataset it was trained on
     trained_on: tuple[str, ...] = ()  #: the cases of it that training saw
+    temperature: float = 1.0  #: logits are divided by it before the softmax; `pclmix calibrate` finds it
 
     @property
     def settings(self) -> Settings:
@@ -61,7 +63,8 @@ class Predictor(ABC):
     def _run(self, batches: Iterable[Array], size: tuple[int, int], tta: TTA, wanted: Wanted) -> Iterator[Array]:
         """For each batch of prepared slices (B, C, h, w): labels (B, H, W), or scores (B, K, H, W) in float32.
 
-        Scores are resized to `size`, then the largest is the label. `flip` averages the softmax over FLIPS.
+        Scores are resized to `size`, then the largest is the label. `flip` averages the softmax over FLIPS. A softmax
+        is that of logits / temperature.
         """
 
     def predict(
@@ -144,8 +147,29 @@ class Predictor(ABC):
         """Labels (Z, *size) of prepared slices."""
         return np.concatenate(list(self._run(batches, size, tta, "labels")))
 
+    def uncertain_batches(
+        self, batches: Iterable[Array], size: tuple[int, int], tta: TTA = "none"
+    ) -> Iterator[tuple[Array, Array]]:
+        """For each batch of prepared slices: labels (B, H, W) and q (B, K, H, W), the probabilities to judge them by.
+
+        q is equation 6 where the model has both decoders, else the probabilities of the one there is.
+        """
+        kind = np.uint8 if self.about.labels.count <= 256 else np.int16
+        for q in self._run(batches, size, tta, "probabilities"):
+            yield q.argmax(1).astype(kind), q
+
+    def examine(self, array: Array, *, tta: TTA = "none") -> Examined:
+        """Labels, entropy (equation 5) and a quality estimate of an image; no reference is needed."""
+        image = self.as_image(array)
+        return examine(self.uncertain_batches(self.batches(image), (image.shape[2], image.shape[3]), tta))
+
     def largest(self, labels: Array) -> Array:
         """The largest 3D component of each class."""
+        # Imported here: SciPy is needed for nothing else, and pclmix-runtime does without it.
+        try:
+            from pclmix.data.components import largest_component as keep_largest
+        except ImportError as error:
+            raise PclmixError("--largest-component needs SciPy: pip install scipy") from error
         return keep_largest(labels, range(1, self.about.labels.count))
 
     def _scores(self, array: Array, spacing: Sequence[float] | None, tta: TTA, wanted: Wanted) -> Array:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pclmix import __version__
 from pclmix.data.dataset import Dataset
-from pclmix.data.volume import Geometry
+from pclmix.data.volume import Geometry, ending_of, write_map
 from pclmix.errors import PclmixError
 from pclmix.files import atomic_path, read_json, write_json
 from pclmix.labels import Labels
 from pclmix.predict.base import TTA, Array, Predictor
 from pclmix.predict.inputs import Job, find_jobs
+from pclmix.predict.uncertainty import FOLDER, Examined, examine, write_quality, write_tables
 
 RECORD, SNAP = "prediction.json", "labels.txt"
 _WORKERS = 2  # threads for reading and for writing: inflating a volume is slower than predicting it on a GPU
 _AHEAD = 3  # volumes held on either side of the network; this bounds memory
+_PREPARED = 2**26  # bytes of prepared slices that a volume may have waiting; larger ones are prepared as they go
 Progress = Callable[[int, int], None]
 
 
@@ -44,7 +46,7 @@ class Outcome:
 class _Read:
     """A case as the network wants it: prepared slices in batches, and the grid to write over."""
 
-    batches: list[Array]
+    batches: Iterable[Array]
     geometry: Geometry
 
 
@@ -56,23 +58,26 @@ def predict_files(
     fold: int | None = None,
     tta: TTA = "none",
     largest_component: bool = False,
+    uncertainty: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """Predict INPUT (a file, a folder or a dataset) into OUT. What is there already is left as it is.
 
-    A case that cannot be predicted is noted in the outcome, and the others go on. `progress(done, total)` is called
-    after each case.
+    A case that cannot be predicted is noted in the outcome, and the others go on. `uncertainty` adds entropy maps,
+    OUT/uncertainty/CASE, and the tables quality.csv and slices.csv. `progress(done, total)` is called after each case.
     """
     source, out = Path(source), Path(out)
     about = predictor.about
     jobs = find_jobs(source, out, channels=about.channels, labels=about.labels, fold=fold)
     outcome = Outcome(trained_on=_trained_on(source, predictor, jobs))
     folder = jobs[0].out.parent
+    if uncertainty and out != folder:
+        raise PclmixError(f"--uncertainty writes maps and tables beside the labels: OUT must be a folder, not {out}")
     record = _record(predictor, tta, largest_component)
     if out == folder:
         _require_same_model(folder, record)
-    todo = [job for job in jobs if not job.out.exists()]
-    outcome.skipped = [job.case for job in jobs if job.out.exists()]
+    todo = [job for job in jobs if not _is_done(job, uncertainty)]
+    outcome.skipped = [job.case for job in jobs if job not in todo]
     if todo and out == folder:
         write_json(folder / RECORD, record)
         with atomic_path(folder / SNAP) as temporary:
@@ -80,9 +85,16 @@ def predict_files(
 
     def read(job: Job) -> _Read:
         array, geometry = predictor.read(job.images)
-        return _Read(list(predictor.batches(predictor.as_image(array))), geometry)
+        batches = predictor.batches(predictor.as_image(array))
+        height, width = about.size
+        small = 4 * len(array) * geometry.shape[0] * height * width <= _PREPARED
+        return _Read(list(batches) if small else batches, geometry)
 
-    def write(job: Job, labels: Array, geometry: Geometry) -> None:
+    def write(job: Job, labels: Array, examined: Examined | None, geometry: Geometry) -> None:
+        if examined is not None:
+            write_map(_map_path(job), examined.entropy, geometry, "entropy of the prediction")
+            write_quality(folder, job.case, examined.quality)
+        # Last: a case counts as done when its labels are there.
         predictor.write(job.out, predictor.largest(labels) if largest_component else labels, geometry)
 
     def settle(job: Job, written: Future[None]) -> None:
@@ -104,12 +116,14 @@ def predict_files(
         for job, future in _ahead(reading, read, todo):
             try:
                 case = future.result()
-                labels = predictor.label(case.batches, case.geometry.shape[1:], tta)
+                size = case.geometry.shape[1:]
+                examined = examine(predictor.uncertain_batches(case.batches, size, tta)) if uncertainty else None
+                labels = examined.labels if examined is not None else predictor.label(case.batches, size, tta)
             except PclmixError as error:
                 outcome.bad[job.case] = str(error)
                 tell()
                 continue
-            writes.append((job, writing.submit(write, job, labels, case.geometry)))
+            writes.append((job, writing.submit(write, job, labels, examined, case.geometry)))
             if len(writes) > _AHEAD:
                 settle(*writes.popleft())
         while writes:
@@ -117,7 +131,19 @@ def predict_files(
     finally:
         reading.shutdown(cancel_futures=True)
         writing.shutdown(cancel_futures=True)
+    if uncertainty:
+        write_tables(folder, about.labels.foreground)
     return outcome
+
+
+def _is_done(job: Job, uncertainty: bool) -> bool:
+    return job.out.exists() and (not uncertainty or _map_path(job).exists())
+
+
+def _map_path(job: Job) -> Path:
+    """OUT/uncertainty/CASE in a format that holds real numbers."""
+    ending = ending_of(job.out)
+    return job.out.parent / FOLDER / f"{job.case}{ending if ending.startswith('.nii') else '.tif'}"
 
 
 def snap_labels(labels: Labels) -> str:
@@ -150,6 +176,7 @@ def _record(predictor: Predictor, tta: TTA, largest_component: bool) -> dict[str
         "identity": about.identity,
         "labels": {name: k for k, name in enumerate(about.labels.names)},
         "colours": dict(zip(about.labels.names, about.labels.colours(), strict=True)),
+        "temperature": about.temperature,
         "tta": tta,
         "largest_component": largest_component,
         "version": __version__,

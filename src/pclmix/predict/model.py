@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +17,18 @@ from pclmix.data.volume import ending_of
 from pclmix.device import device_kind
 from pclmix.engine.checkpoint import build_net, inference_state, open_model
 from pclmix.errors import PclmixError
+from pclmix.files import read_json
 from pclmix.labels import Labels
 from pclmix.nets.fold import fold_batchnorm
-from pclmix.predict.base import FLIPS, TTA, About, Array, Predictor, Wanted
+from pclmix.predict.base import FLIPS, TTA, About, Array, Precision, Predictor, Wanted
 from pclmix.resize import linear_matrix
 
-Precision = Literal["auto", "32", "bf16"]
 #: Slices at once where nobody says: enough to fill a GPU; on a CPU larger ones only cost cache.
 BATCH = {"cuda": 32, "cpu": 4}
+CALIBRATION = "calibration.json"
 _GRAPH_STEP = 4  # batches are filled up to a multiple of this, so that few graphs serve all volumes
 _SCORES_AT_ONCE = 2**26  # numbers of (B, K, H, W) held at native size, whatever that size is
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -41,7 +44,7 @@ def load(
         raise PclmixError(f"{path} is an image; the model comes first: pclmix predict MODEL INPUT OUT")
     content = open_model(path)
     return TorchPredictor(
-        _about(path, content),
+        about_model(path, content),
         build_net(content),
         place,
         bf16=precision == "bf16" or (precision == "auto" and place.type == "cuda"),
@@ -49,7 +52,8 @@ def load(
     )
 
 
-def _about(path: Path, content: dict[str, Any]) -> About:
+def about_model(path: Path, content: dict[str, Any]) -> About:
+    """What a checkpoint says of itself, with the temperature that `pclmix calibrate` found for its weights."""
     digest = hashlib.blake2b(digest_size=12)
     for name, tensor in sorted(inference_state(content).items()):
         digest.update(name.encode())
@@ -66,7 +70,20 @@ def _about(path: Path, content: dict[str, Any]) -> About:
         data["intensity"],
         str(run.get("dataset", "")),
         tuple(run.get("cases", ())),
+        float(read_calibration(path, digest.hexdigest()).get("temperature", 1.0)),
     )
+
+
+def read_calibration(path: Path, identity: str) -> dict[str, Any]:
+    """What `pclmix calibrate` left in the run folder of MODEL for these very weights; empty where it did not."""
+    found = (path if path.is_dir() else path.parent) / CALIBRATION
+    if not found.is_file():
+        return {}
+    content = read_json(found)
+    if not isinstance(content, dict) or content.get("identity") != identity:
+        log.warning("%s is of other weights and is not used; run `pclmix calibrate` again", found)
+        return {}
+    return content
 
 
 class TorchPredictor(Predictor):
@@ -110,7 +127,7 @@ class TorchPredictor(Predictor):
     def compute(self, slices: Tensor, size: tuple[int, int], tta: TTA = "none", wanted: Wanted = "labels") -> Tensor:
         """Prepared slices (B, C, h, w) on the device to labels (B, H, W) or scores (B, K, H, W); waits nowhere."""
         if tta == "flip":
-            views = [self._forward(slices.flip(axes)).float().softmax(1).flip(axes) for axes in FLIPS]
+            views = [self._softmax(self._forward(slices.flip(axes)).float()).flip(axes) for axes in FLIPS]
             scores = torch.stack(views).mean(0)
         else:
             scores = self._forward(slices).float()
@@ -125,7 +142,10 @@ class TorchPredictor(Predictor):
         if wanted == "labels":
             return scores.argmax(1).to(torch.uint8 if scores.shape[1] <= 256 else torch.int16)
         # Resizing probabilities keeps their sum: the rows of the matrices sum to one.
-        return scores if wanted == "logits" or tta == "flip" else scores.softmax(1)
+        return scores if wanted == "logits" or tta == "flip" else self._softmax(scores)
+
+    def _softmax(self, logits: Tensor) -> Tensor:
+        return (logits / self.about.temperature).softmax(1)
 
     def _resize(self, scores: Tensor, size: tuple[int, int]) -> Tensor:
         """Scores (B, K, h, w) to (B, K, H, W) as R_h @ scores @ R_w^T."""

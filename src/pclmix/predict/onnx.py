@@ -1,0 +1,148 @@
+"""Exported models as predictors: onnxruntime and NumPy, no torch. What a file says of itself is in its metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pclmix.errors import PclmixError
+from pclmix.labels import Labels
+from pclmix.predict.base import FLIPS, TTA, About, Array, Predictor, Wanted
+from pclmix.resize import resize_linear
+
+INPUT, OUTPUT = "image", "logits"
+PREFIX = "pclmix."  #: of the keys in the file's metadata
+BATCH = {"cuda": 32, "cpu": 4}
+_CUDA = "CUDAExecutionProvider"
+
+
+def load_onnx(path: Path | str, *, device: str = "auto", batch: int | None = None) -> Predictor:
+    """The predictor of a file that `pclmix export` wrote."""
+    path = Path(path)
+    if not path.is_file():
+        raise PclmixError(f"{path} does not exist; `pclmix export MODEL {path.name}` makes one")
+    session = open_session(path, device)
+    about = _about(path, session)
+    kind = "cuda" if _CUDA in session.get_providers() else "cpu"
+    return OnnxPredictor(about, session, BATCH[kind] if batch is None else batch)
+
+
+def open_session(path: Path, device: str = "auto") -> Any:
+    """An onnxruntime session on the device asked for; on a CPU it takes OMP_NUM_THREADS threads where that is set."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise PclmixError("an .onnx model needs onnxruntime: pip install 'pclmix[export]'") from error
+    if device not in ("auto", "cpu", "cuda"):
+        raise PclmixError(f"--device {device} is not known; use auto, cpu or cuda")
+    has_cuda = _CUDA in onnxruntime.get_available_providers()
+    if device == "cuda" and not has_cuda:
+        raise PclmixError("--device cuda: this onnxruntime has no CUDA; install onnxruntime-gpu or use --device cpu")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit():
+        options.intra_op_num_threads = int(threads)
+    providers = [_CUDA] if has_cuda and device != "cpu" else []
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=[*providers, "CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own types, one for each way a file can be bad
+        reason = " ".join(str(error).split())[:200]
+        raise PclmixError(f"{path} cannot be run by onnxruntime ({reason}); export the model again") from error
+
+
+def describe(about: About, version: str, precision: str) -> dict[str, str]:
+    """The metadata of an exported file: everything a predictor needs besides the network."""
+    content = {
+        "version": version,
+        "precision": precision,
+        "labels": list(about.labels.names),
+        "ignore": about.labels.ignore,
+        "channels": list(about.channels),
+        "size": list(about.size),
+        "intensity": about.intensity,
+        "temperature": about.temperature,
+        "model": about.identity,
+        "dataset": about.dataset,
+        "trained_on": list(about.trained_on),
+    }
+    return {PREFIX + key: json.dumps(value) for key, value in content.items()}
+
+
+def _about(path: Path, session: Any) -> About:
+    said: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
+    if f"{PREFIX}labels" not in said:
+        raise PclmixError(f"{path} is an ONNX file, but not one of `pclmix export`: it does not say its classes")
+    try:
+        content = {key.removeprefix(PREFIX): json.loads(v) for key, v in said.items() if key.startswith(PREFIX)}
+        height, width = content["size"]
+        about = About(
+            str(path),
+            hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest(),
+            Labels(tuple(content["labels"]), content["ignore"]),
+            tuple(content["channels"]),
+            (height, width),
+            content["intensity"],
+            content["dataset"],
+            tuple(content["trained_on"]),
+            float(content["temperature"]),
+        )
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        version = said.get(f"{PREFIX}version", "another version")
+        raise PclmixError(
+            f"{path} was exported by pclmix {version} and cannot be understood ({error!r}); export the model again"
+        ) from error
+    ends = (session.get_inputs(), session.get_outputs())
+    names = [[entry.name for entry in end] for end in ends]
+    if names != [[INPUT], [OUTPUT]]:
+        raise PclmixError(f"{path} takes {names[0]} and gives {names[1]}, not '{INPUT}' and '{OUTPUT}'; export again")
+    found = ends[0][0].shape[1], ends[1][0].shape[1]
+    if found != (len(about.channels), about.labels.count):
+        raise PclmixError(
+            f"{path}: the network has {found[0]} channels and {found[1]} classes, its metadata says "
+            f"{len(about.channels)} and {about.labels.count}; was it changed by hand? Export again"
+        )
+    return about
+
+
+class OnnxPredictor(Predictor):
+    """A network that onnxruntime runs."""
+
+    def __init__(self, about: About, session: Any, batch: int) -> None:
+        super().__init__(about, batch)
+        self.session = session
+
+    def _run(self, batches: Iterable[Array], size: tuple[int, int], tta: TTA, wanted: Wanted) -> Iterator[Array]:
+        for batch in batches:
+            scores = self._flipped(batch) if tta == "flip" else self._forward(batch)
+            # One slice at a time: scores at native size can be many times what the network gave.
+            yield np.stack([self._finish(resize_linear(one, size), tta, wanted) for one in scores])
+
+    def _forward(self, slices: Array) -> Array:
+        """Logits (B, K, h, w) of prepared slices (B, C, h, w)."""
+        logits: Array = self.session.run([OUTPUT], {INPUT: slices})[0]
+        return logits
+
+    def _flipped(self, slices: Array) -> Array:
+        views = [np.flip(self._softmax(self._forward(np.flip(slices, axes).copy())), axes) for axes in FLIPS]
+        mean: Array = np.mean(views, axis=0)
+        return mean
+
+    def _finish(self, scores: Array, tta: TTA, wanted: Wanted) -> Array:
+        """One slice's scores (K, H, W) as what is wanted."""
+        if wanted == "labels":
+            labels: Array = scores.argmax(0).astype(np.uint8 if len(scores) <= 256 else np.int16)
+            return labels
+        return scores if wanted == "logits" or tta == "flip" else self._softmax(scores[None])[0]
+
+    def _softmax(self, logits: Array) -> Array:
+        scaled = logits / np.float32(self.about.temperature)
+        powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        probabilities: Array = powers / powers.sum(axis=1, keepdims=True)
+        return probabilities
