@@ -40,7 +40,21 @@ def _options(
 
 
 # Each file below adds its commands to `app`.
-from pclmix.cli import compare, crossval, data, demo, evaluate, methods, predict, serve, simulate, study, train  # noqa: E402, F401
+from pclmix.cli import (  # noqa: E402, F401
+    calibrate,
+    compare,
+    crossval,
+    data,
+    demo,
+    evaluate,
+    export,
+    methods,
+    predict,
+    serve,
+    simulate,
+    study,
+    train,
+)
 
 
 def main() -> None:
