@@ -22,7 +22,7 @@ def test_terms_by_hand() -> None:
     g = torch.Generator().manual_seed(0)
     main, aux = (torch.randn(2, 3, 4, 4, generator=g) for _ in range(2))
     label = torch.randint(-1, 3, (2, 4, 4), generator=g)
-    terms = dual_terms(main, aux, label, 0.5, torch.Generator().manual_seed(4))
+    terms = dual_terms((main, aux), (main.softmax(1), aux.softmax(1)), label, 0.5, torch.Generator().manual_seed(4))
     beta = torch.rand((), generator=torch.Generator().manual_seed(4))
     pseudo = (beta * main.softmax(1) + (1 - beta) * aux.softmax(1)).argmax(1)
     expected = (partial_cross_entropy(main, label) + partial_cross_entropy(aux, label)) / 2

@@ -16,6 +16,8 @@ from pclmix.losses.pseudo_mix import pseudo_supervision
 from pclmix.methods.base import METHODS, Method, Task, Term, Terms
 from pclmix.nets.segmenter import build_decoder
 
+Pair = tuple[Tensor, Tensor]  # of the main and the second decoder
+
 
 class DMPLSParams(Section):
     weight: NonNegative = Field(0.5, description="weight of the Dice to the mixed pseudo labels")
@@ -40,18 +42,16 @@ class DMPLS(Method):
         features = self.net.features(batch.image)
         main = planes(self.net.decode(features))
         aux = planes(self.aux([dropped(f, self.params.dropout, generator) for f in features]))
-        return dual_terms(main, aux, batch.label, self.params.weight, generator)
+        return dual_terms((main, aux), (main.softmax(1), aux.softmax(1)), batch.label, self.params.weight, generator)
 
 
-def dual_terms(main: Tensor, aux: Tensor, label: Tensor, weight: float, generator: Generator) -> Terms:
-    """(pCE1 + pCE2) / 2 and the pseudo supervision, mixed by a weight drawn once a step."""
-    beta = torch.rand((), generator=generator, device=main.device)
-    pce = (partial_cross_entropy(main, label) + partial_cross_entropy(aux, label)) / 2
-    pseudo = pseudo_supervision(main.softmax(1), aux.softmax(1), beta)
-    return {"pce": Term(pce), "pseudo": Term(pseudo, weight)}
+def dual_terms(logits: Pair, p: Pair, label: Tensor, weight: float, generator: Generator) -> Terms:
+    """(pCE1 + pCE2) / 2 and the pseudo supervision, mixed by a weight drawn once a step; p are the probabilities."""
+    beta = torch.rand((), generator=generator, device=label.device)
+    pce = (partial_cross_entropy(logits[0], label) + partial_cross_entropy(logits[1], label)) / 2
+    return {"pce": Term(pce), "pseudo": Term(pseudo_supervision(*p, beta), weight)}
 
 
 def dropped(feature: Tensor, rate: float, generator: Generator) -> Tensor:
     """Dropout of single values, drawn from `generator`."""
-    kept = torch.empty_like(feature).bernoulli_(1 - rate, generator=generator)
-    return feature * kept / (1 - rate)
+    return feature * torch.empty_like(feature).bernoulli_(1 - rate, generator=generator).div_(1 - rate)

@@ -51,8 +51,8 @@ class SCNet(DMPLS):
         f1 = self.net.decoder.pixels(features)
         f2 = self.aux.pixels([dropped(f, params.dropout, generator) for f in features])
         main, aux = planes(self.net.decoder.head(f1)), planes(self.aux.head(f2))
-        terms = dual_terms(main, aux, batch.label, params.weight, generator)
         p1, p2 = main.softmax(1), aux.softmax(1)
+        terms = dual_terms((main, aux), (p1, p2), batch.label, params.weight, generator)
         walked = batch.maps["walked"]
         terms["walk"] = Term((dice_loss(p1, walked) + dice_loss(p2, walked)) / 2, params.lambda_walk)
         # A pixel's class is what the walk says, else what both decoders together say.
