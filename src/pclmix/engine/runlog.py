@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import subprocess
 import sys
@@ -62,7 +63,9 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this runs from, where it is one."""
+    """The commit of the source tree this runs from: as PCLMIX_COMMIT says, for a copy without its history, or git."""
+    if os.environ.get("PCLMIX_COMMIT"):
+        return os.environ["PCLMIX_COMMIT"]
     try:
         top = Path(__file__).parents[3]
         done = subprocess.run(
