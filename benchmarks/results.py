@@ -64,7 +64,7 @@ def speed_table() -> list[str]:
             ]
         values = [r["eager_ms"], r["graph_ms"], r["images_per_second"], r["peak_memory_gib"]]
         values += [r["arithmetic_ms"], r["memory_ms"]]
-        lines.append(f"| {path.stem} | " + " | ".join(f"{v:.1f}" for v in values) + " |")
+        lines.append(f"| {path.stem.replace('-', ' ')} | " + " | ".join(f"{v:.1f}" for v in values) + " |")
     return lines
 
 
