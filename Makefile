@@ -37,5 +37,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pclmix needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[web,export,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[web,export,dicom,dev]'
 	@touch $@

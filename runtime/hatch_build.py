@@ -22,6 +22,8 @@ SHARED = (
     "data/__init__.py",
     "data/components.py",
     "data/dataset.py",
+    "data/dicom.py",
+    "data/nrrd.py",
     "data/splits.py",
     "data/store.py",
     "data/volume.py",

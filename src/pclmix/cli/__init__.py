@@ -46,6 +46,7 @@ from pclmix.cli import (  # noqa: E402, F401
     crossval,
     data,
     demo,
+    dicom,
     evaluate,
     export,
     methods,

@@ -19,7 +19,9 @@ class Flips(StrEnum):
 @app.command(epilog="Example: pclmix predict run1 data/acdc run1/predictions --fold 1 --tta flip")
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, a checkpoint or an exported .onnx.")],
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="An image, a folder of images or a dataset.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="An image, a folder of images, a DICOM series or a dataset.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that gets CASE.nii.gz.")],
     fold: Annotated[int | None, typer.Option(help="Only the test cases of this fold of the dataset INPUT.")] = None,
     tta: Annotated[Flips, typer.Option(help="Average over flipped copies of each slice.")] = Flips.none,
@@ -30,10 +32,16 @@ def predict(
         bool,
         typer.Option("--uncertainty", help="Write entropy maps, a quality estimate a case, and where to draw next."),
     ] = False,
+    slicer: Annotated[bool, typer.Option("--slicer", help="Write CASE.seg.nrrd too, for 3D Slicer.")] = False,
+    dicom_seg: Annotated[
+        bool, typer.Option("--dicom-seg", help="Write CASE.seg.dcm too; INPUT must be a DICOM series.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     batch: Annotated[int | None, typer.Option(help="Slices through the network at once. [default: by device]")] = None,
 ) -> None:
     """Predict label maps at the images' own size, with their geometry and the names of the classes.
+
+    labels.txt in OUT has names and colours for ITK-SNAP.
 
     Files named CASE_0000, CASE_0001, ... are the channels of one case. A dataset is predicted whole, or the test
     cases of --fold. What is in OUT already is skipped; a file that cannot be read is reported at the end (exit
@@ -63,6 +71,7 @@ def predict(
             tta="flip" if tta is Flips.flip else "none",
             largest_component=largest_component,
             uncertainty=uncertainty,
+            also=[*(["slicer"] if slicer else []), *(["dicom"] if dicom_seg else [])],  # type: ignore[list-item]
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if outcome.trained_on:

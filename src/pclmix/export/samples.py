@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pclmix.data.dataset import Dataset, read_channels
+from pclmix.data.dataset import Dataset
 from pclmix.data.phantom import make_phantom
 from pclmix.predict.base import About
-from pclmix.predict.inputs import find_jobs
+from pclmix.predict.inputs import find_jobs, read_images
 
 SLICES = 12  #: of one volume at most, evenly spread
 
@@ -47,7 +47,7 @@ def _read(about: About, source: Path, count: int) -> list[Sample]:
         jobs = [job for job in jobs if job.case in about.trained_on] or jobs
     samples = []
     for job in _spread(jobs, count):
-        image = read_channels(job.images, len(about.channels)).array
+        image = read_images(job.images, len(about.channels)).array
         has = dataset is not None and dataset.has_reference(job.case)
         reference = dataset.read_reference(job.case)[0] if dataset is not None and has else None
         samples.append(_thin(Sample(job.case, image, reference)))

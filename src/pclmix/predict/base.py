@@ -14,13 +14,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pclmix.data.dataset import read_channels
 from pclmix.data.store import Settings, intensity_range, prepare_image
 from pclmix.data.volume import Geometry, stem_of, write_labels
 from pclmix.errors import PclmixError
 from pclmix.files import write_json
 from pclmix.labels import Labels
-from pclmix.predict.inputs import channel_files
+from pclmix.predict.inputs import channel_files, read_images
 from pclmix.predict.uncertainty import Examined, examine
 
 Array = npt.NDArray[Any]
@@ -108,7 +107,7 @@ class Predictor(ABC):
 
     def read(self, paths: Sequence[Path]) -> tuple[Array, Geometry]:
         """The channels of one image, as many as the model takes."""
-        volume = read_channels(paths, len(self.about.channels))
+        volume = read_images(paths, len(self.about.channels))
         return volume.array, volume.geometry
 
     def write(self, path: Path, labels: Array, like: Geometry) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pclmix import __version__
+from pclmix.data import dicom, nrrd
 from pclmix.data.dataset import Dataset
-from pclmix.data.volume import Geometry, ending_of, write_map
+from pclmix.data.volume import Geometry, ending_of, stem_of, write_map
 from pclmix.errors import PclmixError
 from pclmix.files import atomic_path, read_json, write_json
 from pclmix.labels import Labels
@@ -22,6 +24,7 @@ RECORD, SNAP = "prediction.json", "labels.txt"
 _WORKERS = 2  # threads for reading and for writing: inflating a volume is slower than predicting it on a GPU
 _AHEAD = 3  # volumes held on either side of the network; this bounds memory
 _PREPARED = 2**26  # bytes of prepared slices that a volume may have waiting; larger ones are prepared as they go
+Also = Literal["slicer", "dicom"]
 Progress = Callable[[int, int], None]
 
 
@@ -59,12 +62,15 @@ def predict_files(
     tta: TTA = "none",
     largest_component: bool = False,
     uncertainty: bool = False,
+    also: Sequence[Also] = (),
     progress: Progress | None = None,
 ) -> Outcome:
     """Predict INPUT (a file, a folder or a dataset) into OUT. What is there already is left as it is.
 
     A case that cannot be predicted is noted in the outcome, and the others go on. `uncertainty` adds entropy maps,
-    OUT/uncertainty/CASE, and the tables quality.csv and slices.csv. `progress(done, total)` is called after each case.
+    OUT/uncertainty/CASE, and the tables quality.csv and slices.csv. `also` writes the labels in further formats:
+    slicer is CASE.seg.nrrd, dicom is CASE.seg.dcm, where INPUT is a DICOM series. `progress(done, total)` is called
+    after each case.
     """
     source, out = Path(source), Path(out)
     about = predictor.about
@@ -73,10 +79,12 @@ def predict_files(
     folder = jobs[0].out.parent
     if uncertainty and out != folder:
         raise PclmixError(f"--uncertainty writes maps and tables beside the labels: OUT must be a folder, not {out}")
+    if "dicom" in also and not source.is_dir():
+        raise PclmixError(f"--dicom-seg refers to the slices of a DICOM series; {source} is not one")
     record = _record(predictor, tta, largest_component)
     if out == folder:
         _require_same_model(folder, record)
-    todo = [job for job in jobs if not _is_done(job, uncertainty)]
+    todo = [job for job in jobs if not _is_done(job, uncertainty, also)]
     outcome.skipped = [job.case for job in jobs if job not in todo]
     if todo and out == folder:
         write_json(folder / RECORD, record)
@@ -94,8 +102,11 @@ def predict_files(
         if examined is not None:
             write_map(_map_path(job), examined.entropy, geometry, "entropy of the prediction")
             write_quality(folder, job.case, examined.quality)
+        labels = predictor.largest(labels) if largest_component else labels
+        for kind in also:
+            _write_also(kind, job, labels, geometry, about.labels)
         # Last: a case counts as done when its labels are there.
-        predictor.write(job.out, predictor.largest(labels) if largest_component else labels, geometry)
+        predictor.write(job.out, labels, geometry)
 
     def settle(job: Job, written: Future[None]) -> None:
         try:
@@ -136,8 +147,23 @@ def predict_files(
     return outcome
 
 
-def _is_done(job: Job, uncertainty: bool) -> bool:
-    return job.out.exists() and (not uncertainty or _map_path(job).exists())
+def _is_done(job: Job, uncertainty: bool, also: Sequence[Also]) -> bool:
+    wanted = [job.out, *([_map_path(job)] if uncertainty else []), *(_also_path(kind, job) for kind in also)]
+    return all(path.exists() for path in wanted)
+
+
+def _also_path(kind: Also, job: Job) -> Path:
+    return job.out.with_name(f"{stem_of(job.out)}{nrrd.ENDING if kind == 'slicer' else dicom.ENDING}")
+
+
+def _write_also(kind: Also, job: Job, labels: Array, geometry: Geometry, classes: Labels) -> None:
+    path = _also_path(kind, job)
+    if kind == "slicer":
+        nrrd.write_segmentation(path, labels, geometry, classes)
+    elif not job.images[0].is_dir():
+        raise PclmixError(f"{job.images[0]} is not a DICOM series, which --dicom-seg needs")
+    else:
+        dicom.write_segmentation(path, labels, dicom.read_series(job.images[0]), classes)
 
 
 def _map_path(job: Job) -> Path:

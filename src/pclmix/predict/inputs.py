@@ -1,4 +1,4 @@
-"""What INPUT and OUT mean: a file, a folder of images or a dataset, and the label map that each case becomes."""
+"""What INPUT and OUT mean: an image, a folder of them, a DICOM series or a dataset, and what each case becomes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pclmix.data.dataset import Dataset
-from pclmix.data.volume import ENDINGS, ending_of, stem_of
+from pclmix.data.dataset import Dataset, read_channels
+from pclmix.data.dicom import is_series, read_series
+from pclmix.data.volume import ENDINGS, Volume, ending_of, stem_of
 from pclmix.errors import PclmixError
 from pclmix.labels import Labels
 
@@ -29,7 +30,8 @@ def find_jobs(
 ) -> list[Job]:
     """The cases of INPUT in sorted order; a dataset must be of the model's classes and channels.
 
-    `fold` takes the test cases of that fold of a dataset. OUT is a folder, or a file where INPUT is one.
+    `fold` takes the test cases of that fold of a dataset. A folder of DICOM files is one case, named as the folder.
+    OUT is a folder, or a file where INPUT is one.
     """
     if not source.exists():
         raise PclmixError(f"{source} does not exist; INPUT is an image, a folder of images or a dataset")
@@ -43,6 +45,9 @@ def find_jobs(
             raise PclmixError(f"{source}: unknown file ending; known are {', '.join(ENDINGS)}")
         case, images = channel_files(source, len(channels))
         return [Job(case, images, out if ending_of(out) and not out.is_dir() else out / _name(case, source))]
+    if dataset is None and is_series(source) and not _images(source):
+        case = source.resolve().name
+        return [Job(case, (source,), out / f"{case}.nii.gz")]
     if dataset is None:
         return [Job(case, images, out / _name(case, images[0])) for case, images in _group(source).items()]
     require_same_task(dataset, channels, labels)
@@ -51,6 +56,16 @@ def find_jobs(
         raise PclmixError(f"{source} has no case to predict" + (f" in fold {fold}" if fold is not None else ""))
     found = {case: tuple(dataset.image_paths(case)) for case in sorted(cases)}
     return [Job(case, images, out / _name(case, images[0])) for case, images in found.items()]
+
+
+def read_images(paths: Sequence[Path], count: int) -> Volume:
+    """The `count` channels of one image; a folder is a DICOM series, which has one."""
+    if not paths[0].is_dir():
+        return read_channels(paths, count)
+    series = read_series(paths[0])
+    if count != 1:
+        raise PclmixError(f"{paths[0]}: a DICOM series is one channel, {count} needed; convert each to NIfTI first")
+    return Volume(series.array, series.geometry)
 
 
 def require_same_task(dataset: Dataset, channels: Sequence[str], labels: Labels) -> None:
@@ -79,7 +94,7 @@ def channel_files(path: Path, count: int) -> tuple[str, tuple[Path, ...]]:
 
 def _group(folder: Path) -> dict[str, tuple[Path, ...]]:
     """Images of a folder by case. A number at the end of a name is a channel only where there is a channel 0000."""
-    files = sorted(p for p in folder.iterdir() if p.is_file() and ending_of(p) and not p.name.startswith("."))
+    files = _images(folder)
     firsts = {stem_of(p)[: -len("_0000")] for p in files if stem_of(p).endswith("_0000")}
     groups: dict[str, list[Path]] = {}
     for path in files:
@@ -89,8 +104,12 @@ def _group(folder: Path) -> dict[str, tuple[Path, ...]]:
         if ending_of(path) != ending_of(groups[case][0]):
             raise PclmixError(f"{groups[case][0]} and {path} are both case '{case}'; keep one of them")
     if not groups:
-        raise PclmixError(f"{folder} holds no images ({', '.join(ENDINGS)}) and no dataset.json")
+        raise PclmixError(f"{folder} holds no images ({', '.join(ENDINGS)}), no DICOM files and no dataset.json")
     return {case: tuple(paths) for case, paths in groups.items()}
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_file() and ending_of(p) and not p.name.startswith("."))
 
 
 def _name(case: str, image: Path) -> str:
