@@ -67,21 +67,27 @@ def _parameters(method: type[Method], net: str) -> dict[str, int] | None:
 
 
 def _print(rows: list[dict[str, Any]], verbose: bool) -> None:
+    """A table that fits 80 columns; parameter counts are a second one, as a row of everything would not."""
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "summary", "needs", "source"):
-        table.add_column(heading, no_wrap=heading in ("name", "needs"), overflow="fold")
-    if verbose:
-        for net in _NETS:
-            table.add_column(f"{net}: predicts / trains", justify="right", no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("needs", no_wrap=True)
+    table.add_column("what it is, and its source", overflow="fold")
     for row in rows:
-        cells = [row["name"], row["summary"], row["needs"], row["source"]]
-        if verbose:
-            cells += [_millions(row["parameters"][net]) for net in _NETS]
-        table.add_row(*cells)
-    Console().print(table)
+        table.add_row(row["name"], row["needs"], f"{row['summary']} [dim]({row['source']})[/dim]")
+    console.print(table)
+    if verbose:
+        counts = Table(box=None, pad_edge=False, title="parameters: of the model that predicts / of all that trains")
+        counts.add_column("name", no_wrap=True)
+        for net in _NETS:
+            counts.add_column(net, justify="right", no_wrap=True)
+        for row in rows:
+            counts.add_row(row["name"], *(_millions(row["parameters"][net]) for net in _NETS))
+        console.print()
+        console.print(counts)
 
 
 def _millions(counts: dict[str, int] | None) -> str:
