@@ -10,15 +10,16 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section, Share
 from pclmix.data.batch import Batch
-from pclmix.losses.consistency import heterogeneous, mixed
 from pclmix.losses.contrast import at_stride, info_nce, prototypes, sample_anchors
-from pclmix.losses.partial_ce import supervised
+from pclmix.losses.pixel_terms import PixelTerms, pixel_terms
 from pclmix.losses.precision import classes_outermost
 from pclmix.losses.queue import PrototypeQueue
 from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 from pclmix.mixing import make_mixer
+from pclmix.nets import fused
 from pclmix.nets.dual import DualOutput, build_auxiliary, forward_dual
+from pclmix.soft_label import SoftLabel
 
 
 class PCLMixParams(Section):
@@ -70,36 +71,46 @@ class PCLMix(Method):
         labels = [y, mix.labels(y1, y2), mix.labels(y2, y1)]
 
         logits_c, logits_t, embedding = self._forward(views)
-        p_c, p_t = (logits.softmax(1).chunk(3) for logits in (logits_c, logits_t))
+        # What is predicted for the unmixed images teaches the mixed ones and chooses anchors; no gradient passes.
+        p_c, p_t = (classes_outermost(logits.detach()[: len(x)]).softmax(1) for logits in (logits_c, logits_t))
+        # Each view's target comes from the other kind of decoder: order 1 from Fc, order 2 from Ft.
+        p1, p2 = p_c[order1], p_t[order2]
+        targets = mix.predictions(p1, p2), mix.predictions(p2, p1)
+        pixels = self._pixel_terms(logits_c, logits_t, labels, targets)
 
-        lambda_t = params.lambda_t if params.supervise_t else 0.0
-        terms = {"sup": Term(supervised(logits_c.chunk(3), logits_t.chunk(3), labels, lambda_t))}
+        terms = {"sup": Term(pixels.sup)}
         rise = (progress / params.ramp).clamp(max=1.0) if params.ramp > 0 else torch.ones_like(progress)
         if params.lambda_ctr > 0:
-            value = self._contrast(embedding, p_c[0], p_t[0], y, progress, generator)
+            value = self._contrast(embedding, p_c, p_t, y, progress, generator)
             terms["ctr"] = Term(value, params.lambda_ctr * rise)
         if params.lambda_con * params.lambda_het > 0:
-            terms["het"] = Term(heterogeneous(p_c, p_t), params.lambda_con * params.lambda_het * rise)
+            terms["het"] = Term(pixels.het, params.lambda_con * params.lambda_het * rise)
         if params.lambda_con * params.lambda_mix > 0:
-            # Each view's target comes from the other kind of decoder: order 1 from Fc, order 2 from Ft.
-            p1, p2 = p_c[0].detach()[order1], p_t[0].detach()[order2]
-            p12, p21 = mix.predictions(p1, p2), mix.predictions(p2, p1)
-            q12, q21 = (mean_prediction(p_c[v], p_t[v], params.lambda_t) for v in (1, 2))
-            value = mixed(p12, q12, p21, q21, params.mix_axis)
-            terms["mix"] = Term(value, params.lambda_con * params.lambda_mix * rise)
+            terms["mix"] = Term(pixels.mix, params.lambda_con * params.lambda_mix * rise)
         return terms
 
     def _forward(self, views: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of both decoders (3B, K, H, W) for the three views, and the embedding of the unmixed one.
-
-        In float32 with the classes outermost: the losses pass over them many times, and are fastest on that layout.
-        """
+        """Logits of both decoders (3B, K, H, W) for the three views, and the embedding of the unmixed one."""
         count = len(views[0])
         images = [torch.cat(views)] if self.params.passes == 1 else views
         outs: list[DualOutput] = [forward_dual(self.net, self.aux, self.head, x, count) for x in images]
         logits = [[out.logits_c for out in outs], [out.logits_t for out in outs]]
-        logits_c, logits_t = (classes_outermost(one[0] if len(one) == 1 else torch.cat(one)) for one in logits)
+        logits_c, logits_t = (one[0] if len(one) == 1 else torch.cat(one) for one in logits)
         return logits_c, logits_t, outs[0].embeddings
+
+    def _pixel_terms(
+        self, logits_c: Tensor, logits_t: Tensor, labels: list[Tensor | SoftLabel], targets: tuple[Tensor, Tensor]
+    ) -> PixelTerms:
+        """Equations 4, 9 and 12: on a GPU in bf16 in two passes over the logits, where labels are not blended."""
+        params: PCLMixParams = self.params
+        lambda_sup = params.lambda_t if params.supervise_t else 0.0
+        hard = [label for label in labels if isinstance(label, Tensor)]
+        if len(hard) == len(labels) and params.mix_axis == "image" and fused.usable("losses", logits_c):
+            from pclmix.losses import fused as fused_losses
+
+            if fused_losses.fits(logits_c, logits_t):
+                return fused_losses.pixel_terms(logits_c, logits_t, hard, targets, lambda_sup, params.lambda_t)
+        return pixel_terms(logits_c, logits_t, labels, targets, lambda_sup, params.lambda_t, params.mix_axis)
 
     def _contrast(
         self, embedding: Tensor, p_c: Tensor, p_t: Tensor, y: Tensor, progress: Tensor, generator: Generator
