@@ -19,6 +19,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 
 from pclmix.data.dataset import write_dataset_json
 from pclmix.data.phantom import make_phantom
@@ -269,6 +270,18 @@ def test_draw_undo_save_reload_train_look_download(tmp_path, serve, open_page, m
     predicted = np.asarray(nib.load(prediction).dataobj).transpose(2, 1, 0)
     assert np.array_equal(after[z], np.where(before[z] == 4, predicted[z], before[z]))
     assert np.array_equal(np.delete(after, z, 0), np.delete(before, z, 0))
+    page.keyboard.press("Control+z")
+    wait_saved(page)
+    assert np.array_equal(labels_of(root, case), before)
+    page.keyboard.down("Shift")
+    page.mouse.click(*middle)
+    page.keyboard.up("Shift")
+    wait_saved(page)
+    taken = labels_of(root, case)[z] != before[z]
+    parts = {k: ndimage.label(predicted[z] == k)[0] for k in np.unique(predicted[z])}
+    (label,) = np.unique(predicted[z][taken])
+    (part,) = np.unique(parts[label][taken])
+    assert np.array_equal(taken, (parts[label] == part) & (before[z] == 4))
     page.locator("#export").click()
     for name, entry in (("dataset", f"labelsTr/{case}.nii.gz"), ("predictions", f"predictions/{case}.nii.gz")):
         with page.expect_download() as download:

@@ -25,6 +25,7 @@ Array = npt.NDArray[Any]
 _EPSILON = 1e-6
 _PLACES = 12  # suggestions at most
 _PER_SLICE = 2
+_LOOKED_AT = 40  # slices, the least certain ones: a volume of hundreds answers as fast as one of tens
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def where_next(unsure: Array, labels: Array, second: Array, strokes: Array) -> l
     height, width = unsure.shape[1:]
     reach = max(2.0, min(height, width) / 40)
     places: list[dict[str, Any]] = []
-    for z in range(unsure.shape[0]):
+    for z in np.argsort(-unsure.mean(axis=(1, 2)), kind="stable")[:_LOOKED_AT].tolist():
         plane = ndimage.gaussian_filter(unsure[z].astype(np.float32) / 255, reach / 2)
         drawn = strokes[z] >= 0
         if drawn.any():  # a place beside a stroke has been answered already

@@ -32,7 +32,7 @@ class Workbench {
     const { classes } = this.dataset;
     this.viewer.classes = classes;
     this.strokes = new Strokes({
-      changed: (indices, values) => { this.viewer.setVoxels(indices, values); this.edited(); },
+      changed: (indices, values) => { this.viewer.setVoxels(indices, values); this.edited(indices); },
       replaced: () => { this.viewer.setStrokes(this.strokes.labels); this.measure(); },
       status: (text, kind) => { $("saved").textContent = text; $("saved").className = kind; if (text === "Saved") this.afterSave(); },
       conflict,
@@ -40,7 +40,7 @@ class Workbench {
     this.strip = new SliceStrip($("slices"), classes, (z) => this.go(z));
     this.list = new CaseList(this.dataset, (name) => this.open(name));
     this.review = new Review($("review"), {
-      viewer: this.viewer, strokes: this.strokes, classes, go: (z) => this.go(z), edited: () => this.edited(), slice: () => this.viewer.slice,
+      viewer: this.viewer, strokes: this.strokes, classes, go: (z) => this.go(z), edited: (indices) => this.edited(indices), slice: () => this.viewer.slice,
     });
     this.viewer.moved = () => { this.review.position(); };
     this.pointer = new Pointer($("canvas"), $("brush"), this.viewer, {
@@ -48,8 +48,9 @@ class Workbench {
       colour: () => (this.label === ERASER ? "#ffffff" : classes[this.label].colour),
       begin: (erasing) => { this.value = erasing ? 0 : this.label + 1; this.strokes.begin(); },
       paint: (voxels) => this.paint(voxels),
-      end: (undone) => { if (undone) this.strokes.cancel(); else this.strokes.end(); this.edited(); },
+      end: (undone) => { if (undone) this.strokes.cancel(); else this.strokes.end(); this.edited([]); },
       window: (dx, dy) => { $("contrast").value = Number($("contrast").value) + dx / 3; $("brightness").value = Number($("brightness").value) - dy / 3; this.window(); },
+      take: (point) => this.takePart(point),
       scroll: (by) => this.go(this.viewer.slice + by),
     });
     this.chooser(classes);
@@ -74,6 +75,7 @@ class Workbench {
   async open(name) {
     const asked = performance.now();
     if (this.strokes.name) await this.strokes.flush();
+    if (this.strokes.unsaved) { toast("The last strokes are not saved yet. Stay here until they are.", true); return; }
     $("empty").hidden = Boolean(name);
     $("cases-panel").classList.remove("open");
     this.list.select(name);
@@ -88,6 +90,8 @@ class Workbench {
       const [image] = await Promise.all([early ?? this.image(name), this.strokes.open(name)]);
       if (turn !== this.turn) return;
       await this.viewer.load(image);
+      if (this.strokes.shape.join() !== [...this.viewer.grid.dims].reverse().join())
+        throw new Error(`The strokes of ${name} are ${this.strokes.shape.join(" × ")} voxels, its image is not; see pclmix check.`);
     } catch (error) {
       if (turn === this.turn) { this.strokes.clear(); toast(error.message ?? String(error), true); }
       return;
@@ -118,7 +122,7 @@ class Workbench {
     const found = await get("dataset");
     this.list.replace(found.cases);
     this.list.setProgress(await get("progress"));
-    if (!this.name && found.cases.length) await this.open(found.cases[0].name);
+    if (!this.list.current && found.cases.length) await this.open(found.cases[0].name); // the first image of all
   }
 
   async predicted(cases) {
@@ -155,9 +159,14 @@ class Workbench {
     this.buttons();
   }
 
-  edited() {
+  // Strokes changed in the slice shown and at these voxels: only their slices are looked at again.
+  edited(indices) {
     if (!this.strokes.labels) return;
-    this.touched ??= requestAnimationFrame(() => { this.touched = null; this.measure(); });
+    const [nx, ny] = this.viewer.grid.dims, slices = new Set([this.viewer.slice]);
+    for (const index of indices) slices.add(Math.floor(index / (nx * ny)));
+    for (const z of slices) this.strip.update(this.strokes.labels, z);
+    this.strip.render();
+    this.buttons();
   }
 
   buttons() {
@@ -177,7 +186,7 @@ class Workbench {
     for (let i = from; i < from + nx * ny; i++) if (this.strokes.set(i, 0)) this.viewer.setVoxel(i, 0);
     this.strokes.end();
     this.viewer.refresh();
-    this.edited();
+    this.edited([]);
   }
 
   undo() { this.strokes.undo(); this.buttons(); }
@@ -233,7 +242,6 @@ class Workbench {
     $("export").onclick = download;
     $("history").onclick = () => { if (this.name) history(this.strokes, () => this.reopenStrokes()).catch((e) => toast(e.message, true)); };
     $("show-cases").onclick = () => $("cases-panel").classList.toggle("open");
-    $("canvas").addEventListener("dblclick", (e) => this.takePart(e));
     if (this.dataset.channels.length > 1) {
       $("channel-field").hidden = false;
       $("channel").replaceChildren(...this.dataset.channels.map((name, i) => new Option(name, i)));
@@ -244,12 +252,9 @@ class Workbench {
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.strokes.flush(); });
   }
 
-  takePart(event) {
+  takePart(point) {
     if (!this.review.maps?.prediction || !this.review.on.prediction) return;
-    this.undo(); // the two dots that the clicks drew
-    this.undo();
-    const point = this.viewer.planePoint(...this.pointer.at(event));
-    if (point) this.review.acceptPart(this.viewer.voxelAt(...point));
+    this.review.acceptPart(this.viewer.voxelAt(...point));
   }
 
   async reopenStrokes() {

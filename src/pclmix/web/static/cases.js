@@ -9,6 +9,7 @@ export class CaseList {
     this.classes = dataset.classes;
     this.open = open;
     this.progress = {};
+    this.rows = new Map();
     this.current = null;
     this.replace(dataset.cases);
     for (const id of ["filter", "show", "sort"]) $(id).addEventListener("input", () => this.render());
@@ -61,11 +62,21 @@ export class CaseList {
   }
 
   render() {
-    const shown = this.visible();
-    $("cases").replaceChildren(...shown.map((c) => this.row(c)));
+    const list = $("cases"), rows = this.visible().map((c) => this.known(c));
+    // Rows that stay as they are stay where they are: one replaced under a finger would swallow its click.
+    if (rows.length !== list.children.length || rows.some((row, i) => row !== list.children[i])) list.replaceChildren(...rows);
     const drawn = this.cases.filter((c) => this.drawn(c.name) > 0).length;
     const predicted = this.cases.filter((c) => c.predictions.length).length;
     $("totals").textContent = `${this.cases.length} cases · ${drawn} with strokes · ${predicted} predicted`;
+  }
+
+  known(c) {
+    const key = JSON.stringify([this.progress[c.name], c.predictions[0]?.quality, c.name === this.current]);
+    const before = this.rows.get(c.name);
+    if (before?.key === key) return before.row;
+    const row = this.row(c);
+    this.rows.set(c.name, { key, row });
+    return row;
   }
 
   row(c) {

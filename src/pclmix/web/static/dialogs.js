@@ -43,7 +43,8 @@ const KEYS = [
   ["Ctrl + Shift + Z", "redo"], ["H", "hide or show strokes"],
   ["C", "clear this slice"], ["O", "prediction on or off"],
   ["← →", "other case"], ["U", "doubt on or off"],
-  ["G", "next place to draw"], ["A", "accept this slice"],
+  ["G", "next place to draw"], ["A", "take over this slice"],
+  ["D", "changes on or off"], ["Shift + click", "take over one part"],
 ];
 
 export function help() {

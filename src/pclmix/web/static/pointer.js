@@ -1,5 +1,6 @@
 // Mouse, finger and pen on the image. The left button, a finger or the pen draws; two fingers zoom and move; the right
-// button changes brightness and contrast; the middle button, or the space bar held down, moves the image.
+// button changes brightness and contrast; the middle button, or the space bar held down, moves the image; a click with
+// Shift takes over a part of the prediction.
 
 const PEN_REST = 2000; // milliseconds for which a finger beside a pen counts as the resting hand
 
@@ -17,7 +18,6 @@ export class Pointer {
     canvas.addEventListener("pointerleave", () => { brush.hidden = true; });
     canvas.addEventListener("contextmenu", (e) => e.preventDefault());
     canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
-    canvas.addEventListener("dblclick", (e) => e.preventDefault());
     this.rolled = 0;
   }
 
@@ -37,6 +37,11 @@ export class Pointer {
       if (event.timeStamp - this.penSeen < PEN_REST) return;
     }
     if (this.mode) return;
+    if (event.button === 0 && event.shiftKey) {
+      const point = this.viewer.planePoint(...this.at(event));
+      if (point) this.actions.take(point);
+      return;
+    }
     try { this.canvas.setPointerCapture(event.pointerId); } catch { /* the pointer is gone already */ }
     this.last = this.at(event);
     if (event.button === 1 || this.space) this.mode = "pan";

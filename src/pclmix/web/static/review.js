@@ -106,7 +106,7 @@ export class Review {
       if (strokes.labels[i] === 0 && which(i) && strokes.set(i, prediction[i] + 1)) { changed.push(i); values.push(prediction[i] + 1); }
     strokes.end();
     viewer.setVoxels(changed, values);
-    this.context.edited();
+    this.context.edited(changed);
     toast(changed.length ? `${changed.length.toLocaleString()} pixels taken over. Undo brings them back.` : "Nothing new to take over here.");
   }
 
@@ -161,7 +161,7 @@ export class Review {
       places.length ? make("h3", {}, "Where a stroke helps most") : null,
       places.length ? make("ol", { className: "places" }, ...places) : null,
       make("h3", {}, "Take over as strokes"),
-      make("p", { className: "faint" }, "Your own strokes are kept. Double-click takes one part."),
+      make("p", { className: "faint" }, "Your own strokes are kept. Shift + click takes one part."),
       make("div", { className: "row" },
         make("button", { id: "accept-certain", onclick: () => this.acceptCertain() }, "What is certain"),
         make("button", { id: "accept-slice", onclick: () => this.acceptSlice() }, "This slice"),

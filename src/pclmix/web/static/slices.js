@@ -26,7 +26,7 @@ export class SliceStrip {
     this.render();
   }
 
-  update(labels, z) { this.drawn[z] = this.classesOf(labels, z); this.render(); }
+  update(labels, z) { this.drawn[z] = this.classesOf(labels, z); }
 
   classesOf(labels, z) {
     const found = new Uint32Array(this.classes.length + 1);

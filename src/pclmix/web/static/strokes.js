@@ -92,6 +92,7 @@ export class Strokes {
 
   async flush() {
     clearTimeout(this.timer);
+    this.failed = false;
     while (this.unsaved && !this.failed) await this.save();
   }
 
@@ -115,12 +116,19 @@ export class Strokes {
     } catch (error) {
       if (this.name !== name) return;
       for (const [index, value] of sent) if (!this.dirty.has(index)) this.dirty.set(index, value);
-      if (error.status === 409) { await this.settle(); return; }
-      this.failed = true;
-      this.events.status(`Not saved: ${error.message}`, "bad");
-      clearTimeout(this.timer);
-      this.timer = setTimeout(() => this.save(), 3000);
+      try {
+        if (error.status !== 409) throw error;
+        await this.settle();
+      } catch (problem) { this.later(problem); }
     }
+  }
+
+  // What could not be saved is kept and tried again.
+  later(problem) {
+    this.failed = true;
+    this.events.status(`Not saved: ${problem.message}`, "bad");
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.save(), 3000);
   }
 
   // Somebody else saved first: the user says whether to keep both or to take theirs.
