@@ -2,11 +2,13 @@
 
 A map (B, C, H, W) in channels-last order is a matrix of B*H*W rows and C columns; kernels take blocks of it, COLUMNS
 wide. A map of fewer channels has several pixels in one row, and a column belongs to channel `column % channels`.
-Sums over rows have two stages: each program sums its own rows into a row of `partial`, one small kernel adds those.
+Sums over rows have two stages: each program sums its own rows into a row of `partial`, and the last program of a block
+of columns to arrive there adds these, always in the same order, and works out what the next kernel needs.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,13 +17,50 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS = 64, 64  # of a block
-PROGRAMS = 1024  # that share the rows of a sum: enough for 132 multiprocessors
-TERMS, CHANNELS = 256, 16  # of a block of the second stage
+SUMMED_ROWS = 128  # of a block of a sum
+PROGRAMS = 264  # that share a sum: two for each of 132 multiprocessors, all at work at the same time
+TERMS = 64  # of a block of the second stage
+BLOCKS = 1024  # of columns at most
+_SUMMED = (SUMMED_ROWS, COLUMNS, TERMS)
+SUM = {"num_warps": 8, "maxnreg": 128}  # so that two programs do fit a multiprocessor
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
-def _batch_norm_moments(x, partial, rows, columns, channels, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums of x - pivot and of its square. The pivot, a channel's first value, keeps large means from cancelling."""
+@triton.jit
+def _is_last(partial, place, splits, columns, counters, first, second):
+    """Keep the sums of this program's rows; whether all programs of this block of columns have now done so."""
+    tl.store(partial + place, first)
+    tl.store(partial + splits * columns + place, second)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    counter = counters + tl.program_id(0)
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1
+    if last:
+        tl.store(counter, 0)  # for the next kernel
+    return last
+
+
+@triton.jit
+def _add_partial(partial, channel, terms, channels, TERMS: tl.constexpr, WIDTH: tl.constexpr):
+    """Both sums of a block of channels. A row of `partial` with several pixels is as many terms of a channel."""
+    first = tl.zeros([TERMS, WIDTH], tl.float32)
+    second = tl.zeros([TERMS, WIDTH], tl.float32)
+    for start in range(0, terms, TERMS):
+        term = (start + tl.arange(0, TERMS))[:, None]
+        place = term * channels + channel[None, :]
+        first += tl.load(partial + place, mask=term < terms, other=0)
+        second += tl.load(partial + terms * channels + place, mask=term < terms, other=0)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit(do_not_specialize=["rows", "splits", "count"])
+def _batch_norm_moments(
+    x, partial, counters, weight, bias, running_mean, running_var, tracked, stats,
+    rows, columns, channels, splits, count, eps, momentum,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Mean and variance, the running ones moved towards them, and y = scale x + shift: stats (4, C) for the rest.
+
+    Sums of x - pivot and of its square: the pivot, a channel's first value, keeps large means from cancelling.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     split = tl.program_id(1)
     pivot = tl.load(x + column % channels).to(tl.float32)[None, :]
@@ -34,46 +73,23 @@ def _batch_norm_moments(x, partial, rows, columns, channels, splits, ROWS: tl.co
         centred = tl.where(row < rows, value - pivot, 0.0)
         first += centred
         second += centred * centred
-    place = split * columns + column
-    tl.store(partial + place, tl.sum(first, 0))
-    tl.store(partial + splits * columns + place, tl.sum(second, 0))
-
-
-@triton.jit
-def _add_partial(partial, terms, channel, channels, TERMS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Both sums of a block of channels. A row of `partial` with several pixels is as many terms of a channel."""
-    first = tl.zeros([TERMS, CHANNELS], tl.float32)
-    second = tl.zeros([TERMS, CHANNELS], tl.float32)
-    for start in range(0, terms, TERMS):
-        term = (start + tl.arange(0, TERMS))[:, None]
-        place = term * channels + channel[None, :]
-        first += tl.load(partial + place, mask=term < terms, other=0)
-        second += tl.load(partial + terms * channels + place, mask=term < terms, other=0)
-    return tl.sum(first, 0), tl.sum(second, 0)
-
-
-@triton.jit(do_not_specialize=["terms", "count"])
-def _batch_norm_finish_moments(
-    x, partial, weight, bias, running_mean, running_var, tracked, stats, terms, channels, count, eps, momentum,
-    TERMS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """Mean and variance, the running ones moved towards them, and y = scale x + shift: stats (4, C) for the rest."""
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    first, second = _add_partial(partial, terms, channel, channels, TERMS, CHANNELS)
-    offset = first / count
-    mean = tl.load(x + channel).to(tl.float32) + offset
-    variance = tl.maximum(second / count - offset * offset, 0.0)
-    old_mean, old_var = tl.load(running_mean + channel), tl.load(running_var + channel)
-    tl.store(running_mean + channel, old_mean + momentum * (mean - old_mean))
-    tl.store(running_var + channel, old_var + momentum * (variance * (count / (count - 1.0)) - old_var))
-    if tl.program_id(0) == 0:
-        tl.store(tracked, tl.load(tracked) + 1)
-    rstd = 1.0 / tl.sqrt(variance + eps)
-    scale = tl.load(weight + channel) * rstd
-    tl.store(stats + channel, mean)
-    tl.store(stats + channels + channel, rstd)
-    tl.store(stats + 2 * channels + channel, scale)
-    tl.store(stats + 3 * channels + channel, tl.load(bias + channel) - mean * scale)
+    if _is_last(partial, split * columns + column, splits, columns, counters, tl.sum(first, 0), tl.sum(second, 0)):
+        channel = tl.program_id(0) * COLUMNS + tl.arange(0, WIDTH)
+        total, square = _add_partial(partial, channel, splits * (columns // channels), channels, TERMS, WIDTH)
+        offset = total / count
+        mean = tl.load(x + channel).to(tl.float32) + offset
+        variance = tl.maximum(square / count - offset * offset, 0.0)
+        old_mean, old_var = tl.load(running_mean + channel), tl.load(running_var + channel)
+        tl.store(running_mean + channel, old_mean + momentum * (mean - old_mean))
+        tl.store(running_var + channel, old_var + momentum * (variance * (count / (count - 1.0)) - old_var))
+        if tl.program_id(0) == 0:
+            tl.store(tracked, tl.load(tracked) + 1)
+        rstd = 1.0 / tl.sqrt(variance + eps)
+        scale = tl.load(weight + channel) * rstd
+        tl.store(stats + channel, mean)
+        tl.store(stats + channels + channel, rstd)
+        tl.store(stats + 2 * channels + channel, scale)
+        tl.store(stats + 3 * channels + channel, tl.load(bias + channel) - mean * scale)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -109,16 +125,20 @@ def _through_relu(dy, x, y, place, inside, scale, shift, ADD: tl.constexpr, RELU
     return gradient, value
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
+@triton.jit(do_not_specialize=["rows", "splits", "count"])
 def _batch_norm_sum_gradient(
-    dy, x, y, stats, partial, rows, columns, channels, splits,
+    dy, x, y, stats, partial, counters, dweight, dbias, line, rows, columns, channels, splits, count,
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TERMS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sums of g and of g (x - mean), g being the gradient behind the ReLU."""
+    """Gradients of weight and bias; dx = scale (g - mean g - (x - mean) rstd^2 mean g(x - mean)) = scale g + line.
+
+    From sums of g and of g (x - mean), g being the gradient behind the ReLU.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    split, channel = tl.program_id(1), column % channels
-    mean = tl.load(stats + channel)
-    scale, shift = tl.load(stats + 2 * channels + channel), tl.load(stats + 3 * channels + channel)
+    split, own = tl.program_id(1), column % channels
+    centre = tl.load(stats + own)[None, :]
+    scale, shift = tl.load(stats + 2 * channels + own), tl.load(stats + 3 * channels + own)
     first = tl.zeros([ROWS, COLUMNS], tl.float32)
     second = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(split * ROWS, rows, splits * ROWS):
@@ -126,26 +146,17 @@ def _batch_norm_sum_gradient(
         place = row.to(tl.int64) * columns + column[None, :]
         gradient, value = _through_relu(dy, x, y, place, row < rows, scale, shift, ADD, RELU)
         first += gradient
-        second += gradient * (value - mean[None, :])
-    place = split * columns + column
-    tl.store(partial + place, tl.sum(first, 0))
-    tl.store(partial + splits * columns + place, tl.sum(second, 0))
-
-
-@triton.jit(do_not_specialize=["terms", "count"])
-def _batch_norm_finish_gradient(
-    partial, stats, dweight, dbias, line, terms, channels, count, TERMS: tl.constexpr, CHANNELS: tl.constexpr
-):
-    """Gradients of weight and bias; dx = scale (g - mean g - (x - mean) rstd^2 mean g(x - mean)) = scale g + line."""
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    total, product = _add_partial(partial, terms, channel, channels, TERMS, CHANNELS)
-    mean, rstd = tl.load(stats + channel), tl.load(stats + channels + channel)
-    scale = tl.load(stats + 2 * channels + channel)
-    tl.store(dweight + channel, product * rstd)
-    tl.store(dbias + channel, total)
-    slope = -scale * rstd * rstd * product / count
-    tl.store(line + channel, slope)
-    tl.store(line + channels + channel, -scale * total / count - slope * mean)
+        second += gradient * (value - centre)
+    if _is_last(partial, split * columns + column, splits, columns, counters, tl.sum(first, 0), tl.sum(second, 0)):
+        channel = tl.program_id(0) * COLUMNS + tl.arange(0, WIDTH)
+        total, product = _add_partial(partial, channel, splits * (columns // channels), channels, TERMS, WIDTH)
+        mean, rstd = tl.load(stats + channel), tl.load(stats + channels + channel)
+        factor = tl.load(stats + 2 * channels + channel)
+        tl.store(dweight + channel, product * rstd)
+        tl.store(dbias + channel, total)
+        slope = -factor * rstd * rstd * product / count
+        tl.store(line + channel, slope)
+        tl.store(line + channels + channel, -factor * total / count - slope * mean)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -172,7 +183,10 @@ def fits(x: Tensor) -> bool:
     """Whether the map is whole blocks of columns."""
     channels = x.shape[1]
     return (
-        channels % CHANNELS == 0 and max(channels, COLUMNS) % min(channels, COLUMNS) == 0 and x.numel() % COLUMNS == 0
+        channels % 16 == 0
+        and max(channels, COLUMNS) % min(channels, COLUMNS) == 0
+        and x.numel() % COLUMNS == 0
+        and channels <= BLOCKS * COLUMNS
     )
 
 
@@ -197,14 +211,14 @@ class _BatchNormAct(torch.autograd.Function):
         relu: bool,
     ) -> Tensor:
         rows, columns, channels, splits = _layout(x)
-        blocks, count = columns // COLUMNS, x.numel() // channels
+        blocks = columns // COLUMNS
         partial = x.new_empty(2, splits, columns, dtype=torch.float32)
-        _batch_norm_moments[(blocks, splits)](x, partial, rows, columns, channels, splits, ROWS, COLUMNS)
         stats = x.new_empty(4, channels, dtype=torch.float32)
-        terms = splits * columns // channels
-        _batch_norm_finish_moments[(channels // CHANNELS,)](
-            x, partial, weight, bias, *buffers, stats, terms, channels, count, eps, momentum, TERMS, CHANNELS
-        )
+        _batch_norm_moments[(blocks, splits)](
+            x, partial, _counters(x.device), weight, bias, *buffers, stats,
+            rows, columns, channels, splits, x.numel() // channels, eps, momentum,
+            *_SUMMED, min(channels, COLUMNS), **SUM,
+        )  # fmt: skip
         y, add = torch.empty_like(x), residual is not None
         grid = (blocks * triton.cdiv(rows, ROWS),)
         _batch_norm_forward[grid](
@@ -219,21 +233,26 @@ class _BatchNormAct(torch.autograd.Function):
         x, y, stats = ctx.saved_tensors
         dy = gradients[0].contiguous(memory_format=torch.channels_last)
         rows, columns, channels, splits = _layout(x)
-        blocks, terms, count = columns // COLUMNS, splits * columns // channels, x.numel() // channels
+        blocks, kind = columns // COLUMNS, (ctx.add, ctx.relu)
         partial = x.new_empty(2, splits, columns, dtype=torch.float32)
-        kind = (ctx.add, ctx.relu, ROWS, COLUMNS)
-        _batch_norm_sum_gradient[(blocks, splits)](dy, x, y, stats, partial, rows, columns, channels, splits, *kind)
         dweight, dbias, line = (x.new_empty(n, channels, dtype=torch.float32) for n in (1, 1, 2))
-        _batch_norm_finish_gradient[(channels // CHANNELS,)](
-            partial, stats, dweight, dbias, line, terms, channels, count, TERMS, CHANNELS
-        )
+        _batch_norm_sum_gradient[(blocks, splits)](
+            dy, x, y, stats, partial, _counters(x.device), dweight, dbias, line,
+            rows, columns, channels, splits, x.numel() // channels, *kind, *_SUMMED, min(channels, COLUMNS), **SUM,
+        )  # fmt: skip
         dx = torch.empty_like(x)
         dresidual = torch.empty_like(x) if ctx.add else None
         grid = (blocks * triton.cdiv(rows, ROWS),)
         _batch_norm_backward[grid](
-            dy, x, y, stats, line, dx, dresidual if ctx.add else dx, rows, columns, channels, *kind
+            dy, x, y, stats, line, dx, dresidual if ctx.add else dx, rows, columns, channels, *kind, ROWS, COLUMNS
         )  # fmt: skip
         return dx, dresidual, dweight[0], dbias[0], None, None, None, None
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """Zeros, one for each block of columns, which every kernel leaves as zeros: they run one after another."""
+    return torch.zeros(BLOCKS, dtype=torch.int32, device=device)
 
 
 def _layout(x: Tensor) -> tuple[int, int, int, int]:
@@ -241,4 +260,7 @@ def _layout(x: Tensor) -> tuple[int, int, int, int]:
     channels = x.shape[1]
     columns = max(channels, COLUMNS)
     rows = x.numel() // columns
-    return rows, columns, channels, min(triton.cdiv(rows, ROWS), max(1, PROGRAMS // (columns // COLUMNS)))
+    parts = triton.cdiv(rows, SUMMED_ROWS)
+    # As few programs as need the same number of turns.
+    turns = triton.cdiv(parts, max(1, PROGRAMS // (columns // COLUMNS)))
+    return rows, columns, channels, triton.cdiv(parts, turns)
