@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from pclmix.engine.cast import cast_weights  # noqa: E402
 from pclmix.nets.dual import build_dual  # noqa: E402
-from pclmix.nets.fused import attention, batchnorm, layernorm, linear, plain, squared_norm, upsample  # noqa: E402
+from pclmix.nets.fused import attention, batchnorm, fork, layernorm, linear, plain, squared_norm, upsample  # noqa: E402
 from pclmix.nets.swin_block import WindowAttention  # noqa: E402
 
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)
@@ -57,6 +57,18 @@ def test_upsample(channels: int, skip: int | None) -> None:
     if other is not None:
         plain = torch.cat([plain, other], dim=1)
     compare(upsample.upsample_concat(x, other), plain, [x] if other is None else [x, other])
+
+
+@pytest.mark.parametrize("read", [(0, 1, 2), (0, 2), (2,), (1,)])
+def test_fork(read: tuple[int, ...]) -> None:
+    """Some readers, the last one of fewer images; a reader that is not asked has no gradient."""
+    x, counts = rand(5, 16, 6, 7), (5, 5, 2)
+    views = fork.fork(x, counts)
+    factors = [torch.randn(count, 16, 6, 7, device=DEVICE) for count in counts]
+    fused = torch.autograd.grad(sum((views[r] * factors[r]).sum() for r in read), x)[0]
+    plain = torch.autograd.grad(sum((x[: counts[r]] * factors[r]).sum() for r in read), x)[0]
+    assert fused.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(fused, plain, rtol=2e-2 if CUDA else 1e-5, atol=5e-2 if CUDA else 1e-5)
 
 
 @pytest.mark.parametrize("channels", [16, 64, 128])

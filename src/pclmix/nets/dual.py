@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
 from pclmix.nets.embedding import EMBEDDING_WIDTH, EmbeddingHead
+from pclmix.nets.fork import fork
 from pclmix.nets.segmenter import Segmenter, build_segmenter
 from pclmix.nets.swin_decoder import WIDTH, SwinDecoder
 
@@ -40,9 +41,10 @@ class DualDecoder(nn.Module):
 
 def forward_dual(net: Segmenter, aux: SwinDecoder, head: EmbeddingHead, x: Tensor, embed: int) -> DualOutput:
     """Both logits of all images, embeddings of the first `embed` (the contrast sees unmixed images only)."""
-    features = net.features(x)
-    stride8 = features[net.encoder.strides.index(CONTRAST_STRIDE)]
-    return DualOutput(net.decode(features), aux(features), head(stride8[:embed]))
+    readers = [fork(feature, len(x), len(x), embed) for feature in net.features(x)]
+    for_c, for_t, for_head = zip(*readers, strict=True)
+    stride8 = for_head[net.encoder.strides.index(CONTRAST_STRIDE)]
+    return DualOutput(net.decode(for_c), aux(for_t), head(stride8))
 
 
 def build_auxiliary(

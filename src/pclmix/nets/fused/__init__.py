@@ -16,7 +16,17 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-OPERATIONS = ("attention", "batchnorm", "layernorm", "linear", "losses", "pointwise", "squared_norm", "upsample")
+OPERATIONS = (
+    "attention",
+    "batchnorm",
+    "fork",
+    "layernorm",
+    "linear",
+    "losses",
+    "pointwise",
+    "squared_norm",
+    "upsample",
+)
 
 _switched_off: frozenset[str] = frozenset()
 
