@@ -1,9 +1,9 @@
 """What a run's uncertainty is worth on a test fold: does entropy find wrong pixels, does the estimate rank the cases?
 
 AUROC of the entropy (equation 5) for pixels whose label is wrong, over all pixels and over those within five pixels of
-the heart, predicted or true; Spearman's rank correlation of the quality estimate with the true mean Dice over the
-cases; calibration of the estimate (mean absolute gap). Both decoders speak where the checkpoint has them, and the CNN
-alone beside them.
+the heart, predicted or true; Spearman's rank correlation with the true mean Dice over the cases, of the quality
+estimate and of the expected Dice, and the mean absolute gap of the latter. Both decoders speak where the checkpoint
+has them, and the CNN alone beside them.
 
     python benchmarks/uncertainty.py RUN ACDC --fold 1 --out results/uncertainty/acdc_fold1.json
 """
@@ -56,16 +56,18 @@ def measure(predictor: Predictor, dataset: Dataset, cases: list[str]) -> dict[st
                 histograms[region, kind] += np.bincount(place[group], minlength=BINS)
         shared, sizes = overlap(found.labels, reference, count)[:, 1:]
         true = float(np.mean(shared[sizes > 0] / sizes[sizes > 0]))
-        rows.append({"case": case, "estimate": found.quality.estimate, "dice": true, "wrong": float(wrong.mean())})
-    estimates, dice = ([row[key] for row in rows] for key in ("estimate", "dice"))
+        said = {"estimate": found.quality.estimate, "expected_dice": found.quality.expected_dice}
+        rows.append({"case": case, **said, "dice": true, "wrong": float(wrong.mean())})
+    estimates, expected, dice = ([row[key] for row in rows] for key in ("estimate", "expected_dice", "dice"))
     rank = spearmanr(estimates, dice)
     return {
         "auroc": auroc(histograms[0, 1], histograms[0, 0]),
         "auroc_near_heart": auroc(histograms[1, 1], histograms[1, 0]),
         "spearman": float(rank.statistic),
         "spearman_p": float(rank.pvalue),
-        "estimate_gap": float(np.mean(np.abs(np.subtract(estimates, dice)))),
-        "mean_estimate": float(np.mean(estimates)),
+        "spearman_expected_dice": float(spearmanr(expected, dice).statistic),
+        "expected_dice_gap": float(np.mean(np.abs(np.subtract(expected, dice)))),
+        "mean_expected_dice": float(np.mean(expected)),
         "mean_dice": float(np.mean(dice)),
         "temperature": predictor.about.temperature,
         "cases": rows,

@@ -49,12 +49,15 @@ def test_the_expected_dice_by_hand() -> None:
     found = examine([(q.argmax(0)[None], q[None])])
     assert found.labels.tolist() == [[[1, 1, 0], [0, 0, 0]]]
     assert found.quality.dice == pytest.approx([2 * (0.9 + 0.6) / (2 + 1.6)])
+    assert found.quality.expected_dice == found.quality.dice[0]
+    u = [-p * np.log(p + 1e-6) - (1 - p) * np.log(1 - p + 1e-6) for p in (0.9, 0.6)]
+    assert found.quality.estimate == pytest.approx(1 - np.mean(u) / np.log(2))
     assert found.quality.slice_errors == pytest.approx([0.1 + 0.4 + 0.1])
     sure = np.zeros((1, 3, 2, 2))
     sure[:, 0] = 1.0
     nothing = examine([(sure.argmax(1), sure)]).quality
     assert np.isnan(nothing.dice).all()
-    assert nothing.estimate == 0.0
+    assert nothing.estimate == nothing.expected_dice == 0.0
 
 
 @settings(max_examples=15, deadline=None)
@@ -64,6 +67,7 @@ def test_batches_do_not_change_what_is_said(count: int, batch: int, seed: int) -
     whole = examine([(q.argmax(1), q)])
     parts = examine((q[i : i + batch].argmax(1), q[i : i + batch]) for i in range(0, count, batch))
     np.testing.assert_allclose(parts.quality.dice, whole.quality.dice)
+    assert parts.quality.estimate == pytest.approx(whole.quality.estimate)
     np.testing.assert_allclose(parts.entropy, whole.entropy)
     assert parts.quality.worst() == whole.quality.worst()
 
@@ -119,7 +123,8 @@ def test_the_command_writes_maps_and_tables(lively_model: Path, phantom_dataset:
     quality, slices = rows(out / "quality.csv"), rows(out / "slices.csv")
     assert len(quality) == 4, "the tables hold the folder, not the last call"
     assert list(quality[0]) == [
-        "case", "quality", "quality_RV", "quality_Myo", "quality_LV", "mean_entropy", "scribble_next"
+        "case", "quality", "expected_dice", "expected_dice_RV", "expected_dice_Myo", "expected_dice_LV",
+        "mean_entropy", "scribble_next"
     ]  # fmt: skip
     values = [float(row["quality"]) for row in quality]
     assert values == sorted(values)
