@@ -20,7 +20,17 @@ pytest.importorskip("triton")
 
 from pclmix.engine.cast import cast_weights  # noqa: E402
 from pclmix.nets.dual import build_dual  # noqa: E402
-from pclmix.nets.fused import attention, batchnorm, fork, layernorm, linear, plain, squared_norm, upsample  # noqa: E402
+from pclmix.nets.fused import (  # noqa: E402
+    attention,
+    batchnorm,
+    fork,
+    layernorm,
+    linear,
+    logits,
+    plain,
+    squared_norm,
+    upsample,
+)
 from pclmix.nets.swin_block import WindowAttention  # noqa: E402
 
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)
@@ -120,6 +130,17 @@ def test_squared_norms() -> None:
     x, matrices = rand(2, 9, 10, 24).detach().contiguous().requires_grad_(), rand(3, 24, 24, dtype=torch.float32)
     plain = (x.float()[..., None, None, :] * matrices).sum(-1).square().sum(-1)
     compare(squared_norm.squared_norms(x, matrices), plain, [x, matrices])
+
+
+@pytest.mark.parametrize("classes", [4, 3])
+def test_logits(classes: int) -> None:
+    scores = rand(2, 5, 7, 16 * classes).detach().contiguous().requires_grad_()
+    norms, bias = (rand(16, 70, dtype=torch.float32).square().detach().requires_grad_(), rand(classes).float())
+    bias = bias.detach().requires_grad_()
+    map_of_norms = norms.T.view(2, 5, 7, 16)
+    plain = scores.view(2, 5, 7, 16, classes) * torch.rsqrt(map_of_norms.unsqueeze(-1) / 8 + 0.1) + bias
+    plain = plain.view(2, 5, 7, 4, 4, classes).permute(0, 5, 1, 3, 2, 4).reshape(2, classes, 20, 28)
+    compare(logits.place_logits(scores, map_of_norms, bias, 8, 0.1), plain, [scores, norms, bias])
 
 
 @pytest.mark.parametrize("channels", [96, 48])

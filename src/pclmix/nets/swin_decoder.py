@@ -53,12 +53,16 @@ class ExpandAndClassify(nn.Module):
             weight = self.expand.weight.view(self.factor**2, self.channels, self.channels)  # place, out, in
             centred = weight - weight.mean(dim=1, keepdim=True)
             scorer = torch.matmul(self.head.weight, centred)  # place, K, in
-        scores = F.linear(x, scorer.flatten(0, 1)).view(*x.shape[:3], -1, self.classes)
-        norms = squared_norms(x, centred).unsqueeze(-1)
+        scores, norms = F.linear(x, scorer.flatten(0, 1)), squared_norms(x, centred)
+        if fused.usable("logits", scores) and norms.dtype == torch.float32:
+            from pclmix.nets.fused.logits import place_logits
+
+            return place_logits(scores, norms, self.head.bias, self.channels, self.eps)
+        batch, height, width, _ = x.shape
+        scores = scores.view(batch, height, width, -1, self.classes)
         with torch.autocast(x.device.type, enabled=False):
-            logits = scores * torch.rsqrt(norms / self.channels + self.eps) + self.head.bias
+            logits = scores * torch.rsqrt(norms.unsqueeze(-1) / self.channels + self.eps) + self.head.bias
         # To its place and to the order of axes that the losses want, in one copy.
-        batch, height, width, _, _ = logits.shape
         logits = logits.view(batch, height, width, self.factor, self.factor, -1).permute(0, 5, 1, 3, 2, 4)
         return logits.reshape(batch, -1, height * self.factor, width * self.factor)
 

@@ -22,6 +22,7 @@ OPERATIONS = (
     "fork",
     "layernorm",
     "linear",
+    "logits",
     "losses",
     "pointwise",
     "squared_norm",
