@@ -151,6 +151,18 @@ def test_layer_norm(channels: int) -> None:
     compare(layernorm.layer_norm(x, weight, bias, 1e-5), plain, [x, weight, bias])
 
 
+@pytest.mark.parametrize("add", [True, False])
+@pytest.mark.parametrize("read", [(0, 1), (0,), (1,)])
+def test_residual_norm(add: bool, read: tuple[int, ...]) -> None:
+    x, branch = (rand(2, 5, 7, 96).detach().contiguous().requires_grad_() for _ in range(2))
+    weight, bias = rand(96, dtype=torch.float32), rand(96, dtype=torch.float32)
+    total = x + branch if add else x
+    both = total, F.layer_norm(total.float(), (96,), weight, bias, 1e-5)
+    ours = layernorm.residual_norm(x, branch if add else None, weight, bias, 1e-5)
+    leaves = [x, *([branch] if add else []), *([weight, bias] if 1 in read else [])]
+    compare(*(torch.cat([pair[r].float().flatten() for r in read]) for pair in (ours, both)), leaves)
+
+
 def test_linear() -> None:
     x, weight, bias = rand(700, 24), rand(96, 24), rand(96)
     compare(linear.linear(x, weight, bias), F.linear(x.float(), weight.float(), bias.float()), [x, weight, bias])

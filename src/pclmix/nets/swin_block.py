@@ -22,13 +22,19 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if fused.usable("layernorm", x) and self.weight.dtype == torch.float32:
+        return self.residual(x)[1]
+
+    def residual(self, x: Tensor, branch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x + branch, or x alone, to be handed on, and it normalised: on a GPU in bf16 the same pass does both."""
+        if fused.usable("layernorm", x, branch) and self.weight.dtype == torch.float32:
             from pclmix.nets.fused import layernorm
 
-            if x.shape[-1] <= layernorm.LARGEST:
-                return layernorm.layer_norm(x, self.weight, self.bias, self.eps)
+            if layernorm.fits(self.weight):
+                return layernorm.residual_norm(x, branch, self.weight, self.bias, self.eps)
+        x = x if branch is None else x + branch
         with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+            return x, F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 class Linear(nn.Linear):
@@ -174,8 +180,9 @@ class SwinBlock(nn.Module):
         self.drop_path = drop_path
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self._drop(self.attention(self.norm1(x)))
-        return x + self._drop(self.mlp(self.norm2(x)))
+        x, y = self.norm1.residual(x)
+        x, y = self.norm2.residual(x, self._drop(self.attention(y)))
+        return x + self._drop(self.mlp(y))
 
     def _drop(self, branch: Tensor) -> Tensor:
         if not self.training or self.drop_path == 0.0:

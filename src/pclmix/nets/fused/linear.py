@@ -45,8 +45,14 @@ def sum_rows(x: Tensor) -> Tensor:
     splits = min(triton.cdiv(rows, ROWS), max(1, PROGRAMS // blocks))
     partial = x.new_empty(splits, columns, dtype=torch.float32)
     _bias_gradient_partial[(blocks * splits,)](x, partial, rows, columns, splits, ROWS, COLUMNS)
-    out = x.new_empty(columns)
-    _bias_gradient_finish[(blocks,)](partial, out, splits, columns, TERMS, COLUMNS)
+    return add_partial(partial, x.dtype)
+
+
+def add_partial(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """The second stage of a sum: partial (M, N) in float32 to (N), for an M of hundreds; N is a multiple of 32."""
+    terms, columns = partial.shape
+    out = partial.new_empty(columns, dtype=dtype)
+    _bias_gradient_finish[(columns // COLUMNS,)](partial, out, terms, columns, TERMS, COLUMNS)
     return out
 
 
