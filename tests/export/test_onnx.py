@@ -107,6 +107,19 @@ def test_the_command_line_predicts_with_it(exports: dict[str, Path], phantom_dat
     assert read_json(tmp_path / "out" / "prediction.json")["identity"] == load(exports["fp32"]).about.identity
 
 
+def test_an_exported_model_knows_its_doubts(
+    exports: dict[str, Path], lively_model: Path, phantom_dataset: Path, tmp_path: Path, volume: np.ndarray
+) -> None:
+    own, original = load(exports["fp32"]).examine(volume), load(lively_model, device="cpu").examine(volume)
+    np.testing.assert_allclose(own.entropy, original.entropy, atol=2e-3)
+    assert own.quality.estimate == pytest.approx(original.quality.estimate, abs=1e-3)
+    arguments = ["predict", str(exports["int8"]), str(phantom_dataset), str(tmp_path / "out"), "--fold", "1"]
+    done = CliRunner().invoke(app, [*arguments, "--uncertainty", "--slicer", "--tta", "flip"])
+    assert done.exit_code == 0, done.output
+    for name in ("quality.csv", "slices.csv", "uncertainty/phantom001_frame01.nii.gz", "phantom001_frame01.seg.nrrd"):
+        assert (tmp_path / "out" / name).is_file()
+
+
 def test_no_torch_is_imported(exports: dict[str, Path], phantom_dataset: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from pclmix.predict import load; from pclmix.predict.files import predict_files;"

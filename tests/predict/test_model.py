@@ -147,7 +147,7 @@ def test_a_part_of_a_volume_is_scaled_by_the_whole() -> None:
 def test_native_scores_are_held_a_few_slices_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     image = np.random.default_rng(0).random((5, 30, 40))
     expected = made_of(Threshold(), 5).predict(image)
-    monkeypatch.setattr("pclmix.predict.model._SCORES_AT_ONCE", 3 * 30 * 40 * 2)
+    monkeypatch.setattr("pclmix.predict.model.SCORES_AT_ONCE", 3 * 30 * 40 * 2)
     seen: list[int] = []
     predictor = made_of(Threshold(), 5)
     resize = predictor._resize

@@ -107,6 +107,20 @@ def test_both_decoders_where_the_checkpoint_has_them(lively_model: Path, phantom
     np.testing.assert_array_equal(alone.labels, found.labels)
 
 
+def test_scores_at_native_size_are_held_a_few_slices_at_a_time(
+    lively_model: Path, phantom_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Dataset.open(phantom_dataset).read_image("phantom001_frame01").array[:, :5]
+    size = (image.shape[2], image.shape[3])
+    for predictor in (load(lively_model, device="cpu", batch=5), load_uncertain(lively_model, device="cpu", batch=5)):
+        expected = predictor.examine(image)
+        with monkeypatch.context() as patch:
+            patch.setattr("pclmix.predict.base.SCORES_AT_ONCE", 4 * size[0] * size[1] * 2)
+            parts = list(predictor.uncertain_batches(predictor.batches(image), size))
+            assert [len(labels) for labels, _ in parts] == [2, 2, 1]
+            np.testing.assert_allclose(predictor.examine(image).entropy, expected.entropy, atol=1e-3)
+
+
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

@@ -26,6 +26,7 @@ Array = npt.NDArray[Any]
 TTA = Literal["none", "flip"]
 Precision = Literal["auto", "32", "bf16"]
 Wanted = Literal["labels", "probabilities", "logits"]
+SCORES_AT_ONCE = 2**26  #: numbers of (B, K, H, W) held at native size, whatever that size is
 #: Axes of (B, C, H, W) that test-time flips turn over: none, W, H, both.
 FLIPS: tuple[tuple[int, ...], ...] = ((), (3,), (2,), (2, 3))
 
@@ -154,8 +155,15 @@ class Predictor(ABC):
         q is equation 6 where the model has both decoders, else the probabilities of the one there is.
         """
         kind = np.uint8 if self.about.labels.count <= 256 else np.int16
-        for q in self._run(batches, size, tta, "probabilities"):
+        for q in self._run(self.few(batches, size), size, tta, "probabilities"):
             yield q.argmax(1).astype(kind), q
+
+    def few(self, batches: Iterable[Array], size: tuple[int, int]) -> Iterator[Array]:
+        """The same slices in batches so small that their scores at native size stay within SCORES_AT_ONCE."""
+        count = max(1, SCORES_AT_ONCE // (self.about.labels.count * size[0] * size[1]))
+        for batch in batches:
+            for first in range(0, len(batch), count):
+                yield batch[first : first + count]
 
     def examine(self, array: Array, *, tta: TTA = "none") -> Examined:
         """Labels, entropy (equation 5) and a quality estimate of an image; no reference is needed."""

@@ -75,7 +75,7 @@ class DualPredictor(TorchPredictor):
     def uncertain_batches(
         self, batches: Iterable[Array], size: tuple[int, int], tta: TTA = "none"
     ) -> Iterator[tuple[Array, Array]]:
-        for batch in batches:
+        for batch in self.few(batches, size):
             labels, q = self._both(self._to_device(batch), size, tta)
             yield labels.cpu().numpy(), q.cpu().numpy()
 

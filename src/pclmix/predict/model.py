@@ -20,14 +20,13 @@ from pclmix.errors import PclmixError
 from pclmix.files import read_json
 from pclmix.labels import Labels
 from pclmix.nets.fold import fold_batchnorm
-from pclmix.predict.base import FLIPS, TTA, About, Array, Precision, Predictor, Wanted
+from pclmix.predict.base import FLIPS, SCORES_AT_ONCE, TTA, About, Array, Precision, Predictor, Wanted
 from pclmix.resize import linear_matrix
 
 #: Slices at once where nobody says: enough to fill a GPU; on a CPU larger ones only cost cache.
 BATCH = {"cuda": 32, "cpu": 4}
 CALIBRATION = "calibration.json"
 _GRAPH_STEP = 4  # batches are filled up to a multiple of this, so that few graphs serve all volumes
-_SCORES_AT_ONCE = 2**26  # numbers of (B, K, H, W) held at native size, whatever that size is
 log = logging.getLogger(__name__)
 
 
@@ -133,7 +132,7 @@ class TorchPredictor(Predictor):
             scores = self._forward(slices).float()
         count, classes = scores.shape[:2]
         # Labels need scores at native size for a moment only; a few slices at a time keep that moment small.
-        few = max(1, _SCORES_AT_ONCE // (classes * size[0] * size[1])) if wanted == "labels" else count
+        few = max(1, SCORES_AT_ONCE // (classes * size[0] * size[1])) if wanted == "labels" else count
         parts = [self._finish(part, size, tta, wanted) for part in torch.split(scores, few)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -91,7 +91,7 @@ def examine(batches: Iterable[tuple[Array, Array]]) -> Examined:
         entropies.extend(u.mean(axis=(1, 2)).tolist())
         errors.extend((1 - own).sum(axis=(1, 2), dtype=np.float64).tolist())
         labels.append(label)
-        maps.append(u.astype(np.float32))
+        maps.append(np.maximum(u, 0).astype(np.float32))  # epsilon makes the entropy of certainty -1e-6
     dice = [float(s / (n + m)) if n else float("nan") for s, n, m in zip(shared, *sizes, strict=True)]
     certainty = max(0.0, 1 - doubt / pixels / float(np.log(classes_count))) if pixels else 0.0
     quality = Quality(certainty, tuple(dice), tuple(entropies), tuple(errors))
