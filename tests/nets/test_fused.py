@@ -91,7 +91,7 @@ def test_batchnorm(channels: int, add: bool, relu: bool) -> None:
     other.load_state_dict(norm.state_dict())
     x = (rand(3, channels, 10, 12) * 2 + 30).detach().requires_grad_()
     residual = rand(3, channels, 10, 12) if add else None
-    fused = batchnorm.batch_norm_act(x, residual, norm, relu)
+    fused = batchnorm.batch_norm_act(x, residual, norm, relu)[0]
     # Plain in float32: in bf16 a ReLU would cut differently rounded values differently.
     plain = other(x.float()) if residual is None else other(x.float()) + residual.float()
     leaves = [x] if residual is None else [x, residual]
@@ -106,10 +106,26 @@ def test_batchnorm(channels: int, add: bool, relu: bool) -> None:
         torch.testing.assert_close(value, other.state_dict()[key], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("add", [True, False])
+@pytest.mark.parametrize("read", [(0, 1, 2), (0, 2), (1,)])
+def test_batchnorm_for_readers(add: bool, read: tuple[int, ...]) -> None:
+    norm = nn.BatchNorm2d(64).to(DEVICE)
+    nn.init.uniform_(norm.bias, -1, 1)
+    x, residual = rand(3, 64, 10, 12), rand(3, 64, 10, 12) if add else None
+    maps = batchnorm.batch_norm_act(x, residual, norm, True, 3)
+    plain = norm(x.float()) if residual is None else norm(x.float()) + residual.float()
+    factors = [torch.randn_like(plain) for _ in range(3)]
+    leaves = [x, norm.weight, norm.bias] + ([] if residual is None else [residual])
+    given = torch.autograd.grad(sum((maps[r] * factors[r]).sum() for r in read), leaves)
+    wanted = torch.autograd.grad(sum((plain.relu() * factors[r]).sum() for r in read), leaves)
+    for a, b in zip(given, wanted, strict=True):
+        assert (a.double() - b.double()).norm() / b.double().norm() < (2e-2 if CUDA else 1e-4)
+
+
 def test_batchnorm_of_a_far_mean_does_not_cancel() -> None:
     norm = nn.BatchNorm2d(16).to(DEVICE)
     x = (torch.randn(4, 16, 8, 8, device=DEVICE) + 1000).contiguous(memory_format=torch.channels_last)
-    y = batchnorm.batch_norm_act(x, None, norm, False)
+    y = batchnorm.batch_norm_act(x, None, norm, False)[0]
     torch.testing.assert_close(y, F.batch_norm(x.double(), None, None, training=True).float(), rtol=1e-2, atol=1e-2)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
-from pclmix.nets.norm_act import convolve, norm_act
+from pclmix.nets.norm_act import convolve, norm_act, norm_act_for
 from pclmix.registry import Registry
 
 
@@ -84,27 +84,30 @@ class ResNetEncoder(Encoder):
             _stride_in_first_convolution([self.layer2, self.layer3, self.layer4])
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        x = norm_act(self.bn1, self.conv1(x))
-        features = [x]
-        x = self.maxpool(x)
+        x, feature = norm_act_for(2, self.bn1, self.conv1(x))
+        features = [feature]
+        x = shortcut = self.maxpool(x)
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in layer:
-                x = residual_block(block, x)
-            features.append(x)
+                x, shortcut, feature = residual_block(block, x, shortcut)
+            features.append(feature)
         return features
 
 
-def residual_block(block: nn.Module, x: Tensor) -> Tensor:
-    """What MONAI's block computes (two or three convolutions with BatchNorm, shortcut, ReLU), with norm_act."""
+def residual_block(block: nn.Module, x: Tensor, shortcut: Tensor) -> tuple[Tensor, ...]:
+    """What MONAI's block computes (two or three convolutions with BatchNorm, shortcut, ReLU), with norm_act.
+
+    `shortcut` is x, too, and so are the three results one map: for the next block's convolutions, for its shortcut, and
+    for whoever reads the feature.
+    """
     parts = dict(block.named_children())
-    shortcut = x
     if "downsample" in parts:
         conv, norm = parts["downsample"].children()
-        shortcut = norm_act(norm, convolve(conv, x), relu=False)
+        shortcut = norm_act(norm, convolve(conv, shortcut), relu=False)
     *first, last = sorted(name for name in parts if name.startswith("conv"))
     for name in first:
         x = norm_act(parts[name.replace("conv", "bn")], convolve(parts[name], x))
-    return norm_act(parts[last.replace("conv", "bn")], convolve(parts[last], x), shortcut)
+    return norm_act_for(3, parts[last.replace("conv", "bn")], convolve(parts[last], x), shortcut)
 
 
 def _stride_in_first_convolution(layers: Sequence[nn.Sequential]) -> None:

@@ -30,15 +30,22 @@ def norm_act(norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: b
     A BatchNorm in training on one GPU runs as one operation; any other module, such as a BatchNorm over several
     processes or none at all after folding, as it is.
     """
+    return norm_act_for(1, norm, x, residual, relu)[0]
+
+
+def norm_act_for(
+    readers: int, norm: nn.Module, x: Tensor, residual: Tensor | None = None, relu: bool = True
+) -> tuple[Tensor, ...]:
+    """norm_act's result for each of at most three readers; as one operation, it adds their gradients, too."""
     if _fusable(norm, x, residual):
         from pclmix.nets.fused.batchnorm import batch_norm_act
 
         assert isinstance(norm, nn.BatchNorm2d)
-        return batch_norm_act(x, residual, norm, relu)
+        return batch_norm_act(x, residual, norm, relu, readers)
     y: Tensor = norm(x)
     if residual is not None:
         y += residual
-    return F.relu_(y) if relu else y
+    return (F.relu_(y) if relu else y,) * readers
 
 
 def _fusable(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:

@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, COLUMNS = 64, 64  # of a block
-SUMMED_ROWS = 128  # of a block of a sum
+SUMMED_ROWS, SUMMED_GRADIENTS = 128, 64  # of a block of a sum, and of one that reads up to five maps
+READERS = 3
 PROGRAMS = 264  # that share a sum: two for each of 132 multiprocessors, all at work at the same time
 TERMS = 64  # of a block of the second stage
 BLOCKS = 1024  # of columns at most
-_SUMMED = (SUMMED_ROWS, COLUMNS, TERMS)
 SUM = {"num_warps": 8, "maxnreg": 128}  # so that two programs do fit a multiprocessor
 
 
@@ -112,39 +112,41 @@ def _batch_norm_forward(
     tl.store(y + place, value.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _through_relu(dy, x, y, place, inside, scale, shift, ADD: tl.constexpr, RELU: tl.constexpr):
-    """The gradient behind the ReLU, and x. Without a residual the sign of y comes from x, and y is not read."""
-    gradient = tl.load(dy + place, mask=inside, other=0).to(tl.float32)
-    value = tl.load(x + place, mask=inside, other=0).to(tl.float32)
-    if RELU:
-        if ADD:
-            gradient = tl.where(tl.load(y + place, mask=inside, other=0) > 0, gradient, 0.0)
-        else:
-            gradient = tl.where(value * scale[None, :] + shift[None, :] > 0, gradient, 0.0)
-    return gradient, value
-
-
 @triton.jit(do_not_specialize=["rows", "splits", "count"])
 def _batch_norm_sum_gradient(
-    dy, x, y, stats, partial, counters, dweight, dbias, line, rows, columns, channels, splits, count,
-    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TERMS: tl.constexpr, WIDTH: tl.constexpr,
+    dy, dy2, dy3, x, y, g, stats, partial, counters, dweight, dbias, line, rows, columns, channels, splits, count,
+    READERS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, KEEP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of weight and bias; dx = scale (g - mean g - (x - mean) rstd^2 mean g(x - mean)) = scale g + line.
 
-    From sums of g and of g (x - mean), g being the gradient behind the ReLU.
+    From sums of g and of g (x - mean), g being the sum of the readers' gradients behind the ReLU. It is kept where it
+    is the residual's gradient too, or more than one map was read for it. Without a residual the sign of y comes from x.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     split, own = tl.program_id(1), column % channels
     centre = tl.load(stats + own)[None, :]
-    scale, shift = tl.load(stats + 2 * channels + own), tl.load(stats + 3 * channels + own)
+    scale, shift = tl.load(stats + 2 * channels + own)[None, :], tl.load(stats + 3 * channels + own)[None, :]
     first = tl.zeros([ROWS, COLUMNS], tl.float32)
     second = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(split * ROWS, rows, splits * ROWS):
         row = (start + tl.arange(0, ROWS))[:, None]
-        place = row.to(tl.int64) * columns + column[None, :]
-        gradient, value = _through_relu(dy, x, y, place, row < rows, scale, shift, ADD, RELU)
+        place, inside = row.to(tl.int64) * columns + column[None, :], row < rows
+        value = tl.load(x + place, mask=inside, other=0).to(tl.float32)
+        gradient = tl.load(dy + place, mask=inside, other=0).to(tl.float32)
+        if READERS > 1:
+            gradient += tl.load(dy2 + place, mask=inside, other=0).to(tl.float32)
+        if READERS > 2:
+            gradient += tl.load(dy3 + place, mask=inside, other=0).to(tl.float32)
+        if RELU:
+            if ADD:
+                gradient = tl.where(tl.load(y + place, mask=inside, other=0) > 0, gradient, 0.0)
+            else:
+                gradient = tl.where(value * scale + shift > 0, gradient, 0.0)
+        if KEEP:
+            rounded = gradient.to(g.dtype.element_ty)
+            tl.store(g + place, rounded, mask=inside)
+            gradient = rounded.to(tl.float32)
         first += gradient
         second += gradient * (value - centre)
     if _is_last(partial, split * columns + column, splits, columns, counters, tl.sum(first, 0), tl.sum(second, 0)):
@@ -161,21 +163,21 @@ def _batch_norm_sum_gradient(
 
 @triton.jit(do_not_specialize=["rows"])
 def _batch_norm_backward(
-    dy, x, y, stats, line, dx, dresidual, rows, columns, channels,
-    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """dx = scale g + slope x + constant; the residual's gradient is g itself."""
+    g, x, stats, line, dx, rows, columns, channels, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """dx = scale g + slope x + constant; g is still to pass the ReLU where it was not kept."""
     blocks = columns // COLUMNS
     column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     channel = column % channels
-    scale, shift = tl.load(stats + 2 * channels + channel), tl.load(stats + 3 * channels + channel)
+    scale, shift = tl.load(stats + 2 * channels + channel)[None, :], tl.load(stats + 3 * channels + channel)[None, :]
     slope, constant = tl.load(line + channel), tl.load(line + channels + channel)
     row = (tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS))[:, None]
     place, inside = row.to(tl.int64) * columns + column[None, :], row < rows
-    gradient, value = _through_relu(dy, x, y, place, inside, scale, shift, ADD, RELU)
-    if ADD:
-        tl.store(dresidual + place, gradient.to(dresidual.dtype.element_ty), mask=inside)
-    value = gradient * scale[None, :] + value * slope[None, :] + constant[None, :]
+    gradient = tl.load(g + place, mask=inside, other=0).to(tl.float32)
+    value = tl.load(x + place, mask=inside, other=0).to(tl.float32)
+    if RELU:
+        gradient = tl.where(value * scale + shift > 0, gradient, 0.0)
+    value = gradient * scale + value * slope[None, :] + constant[None, :]
     tl.store(dx + place, value.to(dx.dtype.element_ty), mask=inside)
 
 
@@ -190,11 +192,18 @@ def fits(x: Tensor) -> bool:
     )
 
 
-def batch_norm_act(x: Tensor, residual: Tensor | None, norm: torch.nn.BatchNorm2d, relu: bool) -> Tensor:
-    """relu(norm(x) + residual) in training: x, residual (B, C, H, W) channels-last. Moves the running statistics."""
+def batch_norm_act(
+    x: Tensor, residual: Tensor | None, norm: torch.nn.BatchNorm2d, relu: bool, readers: int = 1
+) -> tuple[Tensor, ...]:
+    """relu(norm(x) + residual) in training: x, residual (B, C, H, W) channels-last. Moves the running statistics.
+
+    The same map for each of at most three readers: their gradients need no addition of its own.
+    """
     buffers = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    y: Tensor = _BatchNormAct.apply(x, residual, norm.weight, norm.bias, buffers, norm.momentum, norm.eps, relu)
-    return y
+    maps: tuple[Tensor, ...] = _BatchNormAct.apply(
+        x, residual, norm.weight, norm.bias, buffers, norm.momentum, norm.eps, relu, readers
+    )
+    return maps
 
 
 class _BatchNormAct(torch.autograd.Function):
@@ -209,15 +218,16 @@ class _BatchNormAct(torch.autograd.Function):
         momentum: float,
         eps: float,
         relu: bool,
-    ) -> Tensor:
-        rows, columns, channels, splits = _layout(x)
+        readers: int,
+    ) -> tuple[Tensor, ...]:
+        rows, columns, channels, splits = _layout(x, SUMMED_ROWS)
         blocks = columns // COLUMNS
         partial = x.new_empty(2, splits, columns, dtype=torch.float32)
         stats = x.new_empty(4, channels, dtype=torch.float32)
         _batch_norm_moments[(blocks, splits)](
             x, partial, _counters(x.device), weight, bias, *buffers, stats,
             rows, columns, channels, splits, x.numel() // channels, eps, momentum,
-            *_SUMMED, min(channels, COLUMNS), **SUM,
+            SUMMED_ROWS, COLUMNS, TERMS, min(channels, COLUMNS), **SUM,
         )  # fmt: skip
         y, add = torch.empty_like(x), residual is not None
         grid = (blocks * triton.cdiv(rows, ROWS),)
@@ -225,28 +235,34 @@ class _BatchNormAct(torch.autograd.Function):
             x, residual if add else x, y, stats, rows, columns, channels, add, relu, ROWS, COLUMNS
         )  # fmt: skip
         ctx.save_for_backward(x, y if add and relu else x, stats)  # elsewhere y is not read
+        ctx.set_materialize_grads(False)
         ctx.add, ctx.relu = add, relu
-        return y
+        return (y, *(y.view_as(y) for _ in range(readers - 1)))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, y, stats = ctx.saved_tensors
-        dy = gradients[0].contiguous(memory_format=torch.channels_last)
-        rows, columns, channels, splits = _layout(x)
-        blocks, kind = columns // COLUMNS, (ctx.add, ctx.relu)
+        given = [d.contiguous(memory_format=torch.channels_last) for d in gradients if d is not None]
+        if not given:
+            return (None,) * 9
+        keep = ctx.add or len(given) > 1
+        block = SUMMED_GRADIENTS if keep else SUMMED_ROWS
+        rows, columns, channels, splits = _layout(x, block)
+        blocks = columns // COLUMNS
         partial = x.new_empty(2, splits, columns, dtype=torch.float32)
         dweight, dbias, line = (x.new_empty(n, channels, dtype=torch.float32) for n in (1, 1, 2))
+        g = torch.empty_like(x) if keep else given[0]
         _batch_norm_sum_gradient[(blocks, splits)](
-            dy, x, y, stats, partial, _counters(x.device), dweight, dbias, line,
-            rows, columns, channels, splits, x.numel() // channels, *kind, *_SUMMED, min(channels, COLUMNS), **SUM,
+            *given, *[x] * (READERS - len(given)), x, y, g, stats, partial, _counters(x.device), dweight, dbias, line,
+            rows, columns, channels, splits, x.numel() // channels,
+            len(given), ctx.add, ctx.relu, keep, block, COLUMNS, TERMS, min(channels, COLUMNS), **SUM,
         )  # fmt: skip
         dx = torch.empty_like(x)
-        dresidual = torch.empty_like(x) if ctx.add else None
         grid = (blocks * triton.cdiv(rows, ROWS),)
         _batch_norm_backward[grid](
-            dy, x, y, stats, line, dx, dresidual if ctx.add else dx, rows, columns, channels, *kind, ROWS, COLUMNS
+            g, x, stats, line, dx, rows, columns, channels, ctx.relu and not keep, ROWS, COLUMNS
         )  # fmt: skip
-        return dx, dresidual, dweight[0], dbias[0], None, None, None, None
+        return dx, g if ctx.add else None, dweight[0], dbias[0], None, None, None, None, None
 
 
 @cache
@@ -255,12 +271,12 @@ def _counters(device: torch.device) -> Tensor:
     return torch.zeros(BLOCKS, dtype=torch.int32, device=device)
 
 
-def _layout(x: Tensor) -> tuple[int, int, int, int]:
+def _layout(x: Tensor, block: int) -> tuple[int, int, int, int]:
     """Rows and columns of the matrix, channels, and how many programs share the rows of a block of columns."""
     channels = x.shape[1]
     columns = max(channels, COLUMNS)
     rows = x.numel() // columns
-    parts = triton.cdiv(rows, SUMMED_ROWS)
+    parts = triton.cdiv(rows, block)
     # As few programs as need the same number of turns.
     turns = triton.cdiv(parts, max(1, PROGRAMS // (columns // COLUMNS)))
     return rows, columns, channels, triton.cdiv(parts, turns)
