@@ -64,8 +64,27 @@ def speed_table() -> list[str]:
             ]
         values = [r["eager_ms"], r["graph_ms"], r["images_per_second"], r["peak_memory_gib"]]
         values += [r["arithmetic_ms"], r["memory_ms"]]
-        lines.append(f"| {path.stem.replace('-', ' ')} | " + " | ".join(f"{v:.1f}" for v in values) + " |")
+        lines.append(f"| {path.stem[2:].replace('-', ' ')} | " + " | ".join(f"{v:.1f}" for v in values) + " |")
     return lines
+
+
+def prediction_lines() -> list[str]:
+    path = ROOT / "results" / "predict" / "h200.json"
+    if not path.is_file():
+        return []
+    r = json.loads(path.read_text())
+    return [
+        "## Prediction",
+        "",
+        "One H200, whole volumes, from slices on the GPU to label maps at native size, files left out, ms a slice:",
+        "",
+        "| plain fp32, a slice at a time | fp32 | bf16 | bf16, captured | with flips |",
+        "|" + "---|" * 5,
+        "| "
+        + " | ".join(f"{r[k]:.2f}" for k in ("plain_fp32_ms", "fp32_ms", "bf16_eager_ms", "bf16_graph_ms", "flip_ms"))
+        + " |",
+        "",
+    ]
 
 
 def page() -> str:
@@ -87,7 +106,7 @@ def page() -> str:
             *speed,
             "",
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *prediction_lines()])
 
 
 def main() -> None:
