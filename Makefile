@@ -7,7 +7,6 @@ STAMP  := $(VENV)/.installed
 
 # Two OpenMP threads that spin while another process works can be many times slower than one.
 export OMP_WAIT_POLICY := PASSIVE
-export PYTHONWARNINGS ?= default
 
 .PHONY: help setup demo test lint types unit browser clean
 help:            ## this list
