@@ -23,6 +23,7 @@ from pclmix.engine.finish import CASES, EXAMPLES, LOSSES, finish_run
 from pclmix.engine.optim import WeightAverage, build_optimizer, learning_rate
 from pclmix.engine.prepare import Prepared
 from pclmix.engine.runlog import CONFIG, ENVIRONMENT, METRICS, RUN, MetricLog, start_run, write_status
+from pclmix.engine.selfcheck import use_plain_kernels_if_fused_disagree
 from pclmix.engine.state import Position, about, random_state, restore
 from pclmix.engine.step import TrainStep
 from pclmix.engine.validate import scribble_scores
@@ -64,6 +65,8 @@ def train(
     graph = config.engine.graph and device.type == "cuda" and fabric.world_size == 1
     step = TrainStep(method, optimizer, average, feed, data.train.maps, config, generator, graph)
     position = restore(content, method, optimizer, average, generator, fabric) if content else Position()
+    if device.type == "cuda" and config.engine.precision == "bf16":
+        use_plain_kernels_if_fused_disagree(step, position.step, position.progress(config))
     words = about(dataset, config, data.cases, data.fold, data.train)
 
     def save() -> None:

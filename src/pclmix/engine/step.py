@@ -65,6 +65,19 @@ class TrainStep:
             self.average.count()
 
     def _body(self) -> None:
+        names, values = self.backward()
+        average_gradients(self.parameters)
+        if self.config.optim.clip > 0:
+            nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip, foreach=True)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+        with torch.no_grad():
+            self.method.update(self.progress)
+            self._note(names, values)
+
+    def backward(self) -> tuple[tuple[str, ...], list[Tensor]]:
+        """Gradients of the batch in the feed's buffers; the names and values of the loss and its terms."""
         config, device = self.config, self.feed.device
         image, labels, theta = augment(self.feed.image, self.feed.label, config.augment, self.generator)
         if config.engine.channels_last:
@@ -80,15 +93,8 @@ class TrainStep:
             terms = self.method.step(batch, self.progress, self.generator)
         loss = sum_terms(terms)
         loss.backward()  # type: ignore[no-untyped-call]
-        average_gradients(self.parameters)
-        if config.optim.clip > 0:
-            nn.utils.clip_grad_norm_(self.parameters, config.optim.clip, foreach=True)
-        self.optimizer.step()
-        if self.average is not None:
-            self.average.update()
-        with torch.no_grad():
-            self.method.update(self.progress)
-            self._note(("loss", *(f"loss/{name}" for name in terms)), [loss, *(t.value for t in terms.values())])
+        values = [loss.detach(), *(term.value.detach() for term in terms.values())]
+        return ("loss", *(f"loss/{name}" for name in terms)), values
 
     def _note(self, names: tuple[str, ...], values: list[Tensor]) -> None:
         """Keep this step's values, and the first step at which one of them was not finite, on the device."""

@@ -3,7 +3,7 @@
 One file holds one operation: its Triton kernels and the autograd function around them. They take bf16 maps in
 channels-last order on a CUDA device. Whoever calls one asks `usable` first and otherwise runs the plain torch
 operations, which are the definition: a test compares the two. Kernels have fixed block sizes (nothing is tuned at run
-time, so that a graph can be captured), add in a fixed order (no atomics) and sum in float32.
+time, so that a graph can be captured), add in a fixed order (atomics only count) and sum in float32.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ def _installed() -> bool:
 def channels_last(*maps: Tensor | None) -> bool:
     """Whether the (B, C, H, W) maps lie in memory as (B, H, W, C)."""
     return all(x.is_contiguous(memory_format=torch.channels_last) for x in maps if x is not None)
+
+
+def switch_off() -> None:
+    """Plain torch from here on, for the whole process."""
+    global _switched_off
+    _switched_off = frozenset(OPERATIONS)
 
 
 @contextmanager
