@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from scipy.spatial.transform import Rotation
 
 from pclmix.data.volume import Geometry, read_image, read_labels, write_image, write_labels, write_map
@@ -141,3 +142,22 @@ def test_tiff_stack_takes_its_spacing_from_the_json_beside_it(tmp_path):
     volume = read_image(tmp_path / "a_0000.tif")
     assert volume.geometry.spacing == (5, 0.7, 0.8)
     np.testing.assert_array_equal(volume.array[0], stack)
+
+
+def test_nifti_2_stays_nifti_2(tmp_path: Path) -> None:
+    """Its header holds the affine in double precision and sides beyond 32767, which NIfTI 1 cannot."""
+    affine = np.diag([1 / 3, 1 / 7, 2.5, 1.0])
+    nib.save(nib.Nifti2Image(np.ones((5, 4, 3), np.int16), affine), tmp_path / "image.nii.gz")
+    volume = read_image(tmp_path / "image.nii.gz")
+    write_labels(tmp_path / "labels.nii.gz", volume.array[0], volume.geometry)
+    assert isinstance(nib.load(tmp_path / "labels.nii.gz"), nib.Nifti2Image)
+    assert_same_space(tmp_path / "image.nii.gz", tmp_path / "labels.nii.gz")
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("LA", 1), ("RGB", 3), ("RGBA", 3)])
+def test_transparency_is_no_channel(tmp_path: Path, mode: str, channels: int) -> None:
+    grey = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    Image.fromarray(grey).convert(mode).save(tmp_path / "picture.png")
+    array = read_image(tmp_path / "picture.png").array
+    assert array.shape == (channels, 1, 6, 8)
+    assert (array == grey).all()

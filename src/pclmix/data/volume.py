@@ -208,9 +208,9 @@ def _read_plain(path: Path, ending: str) -> tuple[Array, Geometry]:
         from PIL import Image
 
         with Image.open(path) as image:
-            data = np.asarray(
-                image.convert("RGB") if image.mode in ("P", "RGBA", "CMYK") and not _is_palette_label(image) else image
-            )
+            # Transparency is dropped; a palette holds label numbers (so label tools write them): its indices are kept.
+            plain = {"RGBA": "RGB", "CMYK": "RGB", "LA": "L"}
+            data = np.asarray(image.convert(plain[image.mode]) if image.mode in plain else image)
     if data.ndim == 2:
         array = data[None, None]
     elif data.ndim == 3 and data.shape[-1] in (3, 4) and data.shape[0] > 4:
@@ -221,11 +221,6 @@ def _read_plain(path: Path, ending: str) -> tuple[Array, Geometry]:
         raise PclmixError(f"{path} has {data.ndim} dimensions {data.shape}; a slice, an RGB slice or a stack is needed")
     spacing = _sidecar_spacing(path)
     return np.ascontiguousarray(array), Geometry((array.shape[1], array.shape[2], array.shape[3]), spacing)
-
-
-def _is_palette_label(image: Any) -> bool:
-    """A palette PNG holds label numbers (that is how label tools write them): keep the indices."""
-    return bool(image.mode == "P")
 
 
 def _sidecar_spacing(path: Path) -> tuple[float, float, float]:
@@ -280,7 +275,8 @@ def _nifti(array: Array, like: Geometry, description: str) -> Any:
         header["cal_min"] = header["cal_max"] = 0
         stored = tuple(int(n) for n in header["dim"][1 : 1 + int(header["dim"][0])])
         # affine None: sform, qform, their codes and pixdim stay exactly as they were read, right or wrong.
-        image = nib.Nifti1Image(data.reshape(stored), None, header)
+        kind = nib.Nifti2Image if isinstance(header, nib.Nifti2Header) else nib.Nifti1Image
+        image = kind(data.reshape(stored), None, header)
     if description:
         image.header["descrip"] = description.encode("ascii", "replace")[:79]
     return image
