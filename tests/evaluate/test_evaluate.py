@@ -273,3 +273,19 @@ def test_the_bootstrap_leaves_nan_pairs_out():
     assert (found.n, found.left_out, found.difference) == (1, 2, 1)
     assert math.isnan(found.low)
     assert math.isnan(paired_bootstrap(second[2:], first[2:], ["a"]).difference)
+
+
+def test_a_dataset_whose_labels_are_dense_is_its_own_reference(tmp_path):
+    for number, case in enumerate(CASES):
+        save(tmp_path / "data/labelsTr", case, truth(number))
+        save(tmp_path / "pred", case, truth(number))
+    options = {"channels": ("MRI",), "ending": ".nii.gz", "cases": len(CASES)}
+    write_dataset_json(tmp_path / "data", labels=Labels(LABELS.names, None), **options)
+    (tmp_path / "data/imagesTr").mkdir()
+    summary = evaluate(tmp_path / "pred", tmp_path / "data")
+    assert summary.names == ("RV", "Myo")
+    assert summary.mean("Dice").mean == 1.0
+    assert len(evaluate(tmp_path / "pred", tmp_path / "data", fold=1).cases) == 2
+    write_dataset_json(tmp_path / "data", labels=LABELS, **options)
+    with pytest.raises(PclmixError, match="no dense masks to score with; put them into .*referenceTr"):
+        evaluate(tmp_path / "pred", tmp_path / "data")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pclmix.data.components import largest_component
-from pclmix.data.dataset import REFERENCE, SPLITS, Dataset
+from pclmix.data.dataset import REFERENCE, SCRIBBLES, SPLITS, Dataset
 from pclmix.data.splits import PATIENT_PATTERN
 from pclmix.data.volume import ENDINGS, ending_of, read_labels, stem_of
 from pclmix.errors import PclmixError, nearest
@@ -51,7 +51,7 @@ def match(prediction: Path, reference: Path, cases: Sequence[str] | None = None)
     if prediction.is_file() and reference.is_file():
         return Match((Pair(stem_of(reference), prediction, reference),), (), (), None, PATIENT_PATTERN)
     dataset = _dataset_of(reference)
-    truths = label_files(reference / REFERENCE if _is_dataset(reference) else reference)
+    truths = label_files(reference if dataset is None or not _is_dataset(reference) else dense_masks(dataset))
     guesses = label_files(_prediction_folder(prediction))
     if cases is not None:
         unknown = [case for case in cases if case not in truths]
@@ -141,6 +141,15 @@ def _dataset_of(reference: Path) -> Dataset | None:
     if reference.name == REFERENCE and _is_dataset(reference.parent):
         return Dataset.open(reference.parent)
     return None
+
+
+def dense_masks(dataset: Dataset) -> Path:
+    """referenceTr; or labelsTr, where its labels have no 'ignore' and so are dense themselves."""
+    if (dataset.root / REFERENCE).is_dir():
+        return dataset.root / REFERENCE
+    if dataset.labels.ignore is None:
+        return dataset.root / SCRIBBLES
+    raise PclmixError(f"{dataset.root} has no dense masks to score with; put them into {dataset.root / REFERENCE}")
 
 
 def _prediction_folder(path: Path) -> Path:

@@ -12,7 +12,7 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.splits import PATIENT_PATTERN, patient_of
 from pclmix.errors import PclmixError
 from pclmix.evaluate.bootstrap import Comparison, paired_bootstrap
-from pclmix.evaluate.cases import Pair, match, score_pair
+from pclmix.evaluate.cases import Pair, dense_masks, label_files, match, score_pair
 from pclmix.evaluate.metrics import NAN, Scores
 from pclmix.evaluate.summary import MEASURES, CaseScores, Summary, read_summary
 from pclmix.labels import Labels
@@ -44,9 +44,11 @@ def evaluate(
         if cases is not None:
             raise ValueError("give `cases` or `fold`, not both")
         dataset = Dataset.open(reference)
-        cases = [case for case in dataset.fold(fold).test if dataset.has_reference(case)]
+        masks = dense_masks(dataset)
+        known = label_files(masks)
+        cases = [case for case in dataset.fold(fold).test if case in known]
         if not cases:
-            raise PclmixError(f"{reference}: no test case of fold {fold} has a dense mask in referenceTr")
+            raise PclmixError(f"{reference}: no test case of fold {fold} has a dense mask in {masks.name}")
     matched = match(prediction, reference, cases)
 
     def score_one(pair: Pair) -> dict[int, Scores]:
