@@ -206,3 +206,24 @@ def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
     log = MetricLog(tmp_path, 0)
     with full_disk(10), pytest.raises(PclmixError, match=r"metrics\.jsonl.*--resume"):
         log.write(1, {"loss": 1.0})
+
+
+def test_too_little_memory_is_said_in_one_message(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "Feed", full)
+    message = refused()
+    assert "out of memory on cpu" in message
+    assert "engine.batch=4" in message
+    assert "data.size=[64, 64]" in message
+
+
+def test_the_upper_bound_says_which_dense_mask_is_missing(
+    refused: Callable[..., str], phantom: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(phantom, tmp_path / "data")
+    (tmp_path / "data/referenceTr/phantom002_frame01.nii.gz").unlink()
+    message = refused(method="full", dataset=tmp_path / "data")
+    assert "--method full trains on dense masks, and 1 of 6 cases have none" in message
+    assert "referenceTr/phantom002_frame01.nii.gz does not exist; add it" in message

@@ -42,6 +42,8 @@ def prepare(dataset: Dataset, config: Config, fold: int | None, console: Console
     if not cases:
         raise PclmixError(f"{dataset.root}: there is no case to train on" + (f" in fold {fold}" if fold else ""))
     method = find_method(config.method)
+    if _source(method) == "reference":
+        _require_masks(dataset, cases, config.method)
     leader = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
     if leader:
         _require_sound_once(dataset, cases, _source(method), console)
@@ -67,6 +69,16 @@ def _require_sound_once(dataset: Dataset, cases: tuple[str, ...], source: Source
     require_sound(dataset, cases, references=source == "reference", show=console.is_terminal)
     with atomic_path(passed) as temporary:
         temporary.write_text(f"{dataset.name}: {len(cases)} cases\n", encoding="utf-8")
+
+
+def _require_masks(dataset: Dataset, cases: tuple[str, ...], method: str) -> None:
+    missing = [case for case in cases if not dataset.has_reference(case)]
+    if missing:
+        dense = "" if dataset.labels.ignore is not None else "; where labelsTr is dense, --method pce trains on it"
+        raise PclmixError(
+            f"--method {method} trains on dense masks, and {len(missing)} of {len(cases)} cases have none: "
+            f"{dataset.reference_path(missing[0])} does not exist{dense or '; add it, or use another method'}"
+        )
 
 
 def _source(method: type[Method]) -> Source:

@@ -78,6 +78,13 @@ def run_training(
         if fabric.is_global_zero:
             raise
         return True
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise PclmixError(
+            f"out of memory on {kind} with engine.batch={config.engine.batch} and data.size={list(config.data.size)}; "
+            f"make one of them smaller, or choose a smaller net than {config.net}"
+        ) from error
     if not fabric.is_global_zero:
         return True
     if finished:
