@@ -146,3 +146,8 @@ def test_every_key_is_explained() -> None:
     keys = list(describe())
     assert ("optim.lr", 0.03) in [(key, default) for key, default, _ in keys]
     assert all(sentence for _, _, sentence in keys)
+
+
+def test_a_mistake_on_the_command_line_is_not_put_on_the_recipe() -> None:
+    with pytest.raises(PclmixError, match=r"^command line: optim.lr='abc'"):
+        load_config("tiny", None, ["optim.lr=abc"])

@@ -128,9 +128,8 @@ def load_config(recipe: str, method: str | None = None, overrides: Sequence[str]
         raise PclmixError(f"{path}: 'deviations' must map method names to keys")
     for override in _flat(deviations.get(chosen) or []):
         _set(content, override, f"{path}: deviations of {chosen}")
-    for override in overrides:
-        _set(content, override, "command line")
-    return build(Config, content, str(path))
+    config = build(Config, content, str(path))
+    return override_config(content, None, overrides) if overrides else config
 
 
 def override_config(content: Mapping[str, Any], method: str | None, overrides: Sequence[str]) -> Config:
@@ -211,7 +210,7 @@ def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
 
 
 def describe(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Every key with its default and its sentence, for the documentation and `pclmix train --help-keys`."""
+    """Every key with its default and its sentence, for the documentation."""
     for name, field in model.model_fields.items():
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
