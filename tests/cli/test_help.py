@@ -64,3 +64,8 @@ def test_both_spellings_of_help(answer: CliRunner) -> None:
 def test_python_m_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "pclmix", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"pclmix {__version__}\n"
+
+
+@pytest.mark.parametrize(("command", "default"), [("train", "pclmix"), ("crossval", "fast"), ("predict", "by device")])
+def test_defaults_are_not_taken_for_markup(answer: CliRunner, command: str, default: str) -> None:
+    assert f"[default: ({default})]" in answer.invoke(app, [command, "--help"]).output

@@ -37,7 +37,9 @@ def predict(
         bool, typer.Option("--dicom-seg", help="Write CASE.seg.dcm too; INPUT must be a DICOM series.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    batch: Annotated[int | None, typer.Option(help="Slices through the network at once. [default: by device]")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Slices through the network at once.", show_default="by device")
+    ] = None,
 ) -> None:
     """Predict label maps at the images' own size, with their geometry and the names of the classes.
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _Dataset = Annotated[Path, typer.Argument(help="A dataset folder with folds in splits_final.json.")]
 _Folds = Annotated[str, typer.Option(help="Such as 1, 1-5 or all.")]
-_Method = Annotated[str | None, typer.Option(help="A name of `pclmix methods`. [default: pclmix]")]
-_Recipe = Annotated[str | None, typer.Option(help="paper, fast, tiny or a .yaml file. [default: fast]")]
+_Method = Annotated[str | None, typer.Option(help="A name of `pclmix methods`.", show_default="pclmix")]
+_Recipe = Annotated[str | None, typer.Option(help="paper, fast, tiny or a .yaml file.", show_default="fast")]
 _Iterations = Annotated[int | None, typer.Option(help="Number of steps of each run.")]
 _Seed = Annotated[int | None, typer.Option(help="Seed of everything random, the same for each run.")]
 _Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

@@ -17,8 +17,8 @@ def train(
     dataset: Annotated[Path, typer.Argument(help="A dataset folder (dataset.json, imagesTr, labelsTr).")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")] = None,
     out: Annotated[Path, typer.Option(help="The run folder to make.")] = ...,  # type: ignore[assignment]
-    method: Annotated[str | None, typer.Option(help="A name of `pclmix methods`. [default: pclmix]")] = None,
-    recipe: Annotated[str | None, typer.Option(help="paper, fast, tiny or a .yaml file. [default: fast]")] = None,
+    method: Annotated[str | None, typer.Option(help="A name of `pclmix methods`.", show_default="pclmix")] = None,
+    recipe: Annotated[str | None, typer.Option(help="paper, fast, tiny or a .yaml file.", show_default="fast")] = None,
     fold: Annotated[int | None, typer.Option(help="Leave out the test cases of this fold, counted from 1.")] = None,
     iterations: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Train for this long instead; not bit-exact on resume.")] = None,
