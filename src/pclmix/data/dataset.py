@@ -56,11 +56,7 @@ class Dataset:
             raise PclmixError(f"{where}: a JSON object is needed")
         for key in _REQUIRED:
             if key not in content:
-                close = (
-                    nearest(key, set(content) - set(_REQUIRED))
-                    .replace("Did you mean", "Is it misspelt as")
-                    .replace("'?", "'?")
-                )
+                close = nearest(key, set(content) - set(_REQUIRED)).replace("Did you mean", "Is it misspelt as")
                 raise PclmixError(f"{where}: the key '{key}' is missing.{close}")
         ending = content["file_ending"]
         if ending not in ENDINGS:
