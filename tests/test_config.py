@@ -151,3 +151,11 @@ def test_every_key_is_explained() -> None:
 def test_a_mistake_on_the_command_line_is_not_put_on_the_recipe() -> None:
     with pytest.raises(PclmixError, match=r"^command line: optim.lr='abc'"):
         load_config("tiny", None, ["optim.lr=abc"])
+
+
+@pytest.mark.parametrize("deviations", ["3", "{pclmix: 3}", "{pclmix: optim.lr=1}"])
+def test_deviations_are_lists(tmp_path: Path, deviations: str) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"deviations: {deviations}", encoding="utf-8")
+    with pytest.raises(PclmixError, match="'deviations' must map method names to lists of key=value"):
+        load_config(str(recipe))

@@ -124,8 +124,8 @@ def load_config(recipe: str, method: str | None = None, overrides: Sequence[str]
     if method is not None:
         content["method"] = method
     chosen = content.get("method", "pclmix")
-    if not isinstance(deviations, dict):
-        raise PclmixError(f"{path}: 'deviations' must map method names to keys")
+    if not isinstance(deviations, dict) or not all(isinstance(d, list | None) for d in deviations.values()):
+        raise PclmixError(f"{path}: 'deviations' must map method names to lists of key=value")
     for override in _flat(deviations.get(chosen) or []):
         _set(content, override, f"{path}: deviations of {chosen}")
     config = build(Config, content, str(path))
