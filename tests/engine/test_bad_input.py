@@ -227,3 +227,10 @@ def test_the_upper_bound_says_which_dense_mask_is_missing(
     message = refused(method="full", dataset=tmp_path / "data")
     assert "--method full trains on dense masks, and 1 of 6 cases have none" in message
     assert "referenceTr/phantom002_frame01.nii.gz does not exist; add it" in message
+
+
+@pytest.mark.parametrize("content", ["garbage: [", "3", ""])
+def test_a_damaged_config_of_a_run_is_said(phantom: Path, tmp_path: Path, train: Train, content: str) -> None:
+    (tmp_path / "config.yaml").write_text(content, encoding="utf-8")
+    with pytest.raises(PclmixError, match=r"config.yaml is damaged"):
+        train(phantom, tmp_path, resume=True, recipe=None)

@@ -38,7 +38,15 @@ def start_run(folder: Path, config: Config, device: str) -> None:
 def read_config(folder: Path) -> dict[str, Any] | None:
     """The configuration a run was begun with, None where there is no run."""
     path = Path(folder) / CONFIG
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        content = None
+    if not isinstance(content, dict):
+        raise PclmixError(f"{path} is damaged: it holds no settings; repair it, or start again in another folder")
+    return content
 
 
 def environment(device: str) -> dict[str, Any]:
