@@ -287,5 +287,5 @@ def test_a_dataset_whose_labels_are_dense_is_its_own_reference(tmp_path):
     assert summary.mean("Dice").mean == 1.0
     assert len(evaluate(tmp_path / "pred", tmp_path / "data", fold=1).cases) == 2
     write_dataset_json(tmp_path / "data", labels=LABELS, **options)
-    with pytest.raises(PclmixError, match="no dense masks to score with; put them into .*referenceTr"):
+    with pytest.raises(PclmixError, match=r"no dense masks to score with; put them into .*referenceTr"):
         evaluate(tmp_path / "pred", tmp_path / "data")
