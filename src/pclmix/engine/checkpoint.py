@@ -81,7 +81,8 @@ def load_newest(run: Path, *, lazy: bool = False) -> dict[str, Any] | None:
             return load_checkpoint(path, lazy=lazy)
         except PclmixError as error:
             problems.append(str(error))
-            log.warning("%s; trying the checkpoint before it", error)
+            if path != paths[-1]:
+                log.warning("%s; trying the checkpoint before it", error)
     if problems:
         raise PclmixError(f"no checkpoint of {run} can be read: {problems[0]}; start again in another folder")
     return None

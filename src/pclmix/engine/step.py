@@ -19,7 +19,8 @@ from pclmix.errors import PclmixError
 from pclmix.methods.base import Method, sum_terms
 
 _WAY_OUT = (
-    "The last good checkpoint is kept; lower optim.lr, set optim.clip=1 or use engine.precision=32, then start again"
+    "The last good checkpoint is kept, where there is one; "
+    "lower optim.lr, set optim.clip=1 or use engine.precision=32, then start again"
 )
 _WARM_UP = 3  # eager steps before capture: lazily made state (momentum, workspaces) must exist by then
 

@@ -58,6 +58,8 @@ def parse_folds(text: str, count: int) -> list[int]:
         if match is None:
             raise PclmixError(f"--folds {text}: '{part}' is not a fold; write 1-5, 1,3 or all")
         first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise PclmixError(f"--folds {text}: '{part.strip()}' runs backwards; write {last}-{first}")
         if not 1 <= first <= last <= count:
             raise PclmixError(
                 f"--folds {text}: the dataset has folds 1 to {count}; `pclmix split` makes others, "
