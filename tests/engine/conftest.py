@@ -18,6 +18,7 @@ from rich.console import Console
 from pclmix.data.phantom import make_phantom
 from pclmix.engine.checkpoint import LAST, load_checkpoint
 from pclmix.engine.start import run_training
+from pclmix.methods.base import METHODS, load_all
 
 HERE = Path(__file__).parent
 #: Twelve steps, a checkpoint after every third.
@@ -38,6 +39,15 @@ def _one_thread_and_an_own_cache(tmp_path_factory: pytest.TempPathFactory) -> It
     torch.set_num_threads(threads)
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def odd_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's methods that diverge, registered for one test alone."""
+    import engine_worker
+
+    load_all()
+    monkeypatch.setattr(METHODS, "_items", {**METHODS._items, **engine_worker.OWN})
 
 
 @pytest.fixture(scope="session")

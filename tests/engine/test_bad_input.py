@@ -121,9 +121,8 @@ def test_a_mistake_is_exit_code_2_and_no_traceback(
     assert "Traceback" not in error
 
 
+@pytest.mark.usefixtures("odd_methods")
 def test_nan_stops_and_keeps_the_last_good_checkpoint(phantom: Path, tmp_path: Path, train: Train) -> None:
-    import engine_worker  # noqa: F401  registers the method
-
     run = tmp_path / "run"
     with pytest.raises(PclmixError, match=r"NaN or infinite at step 3, in: poison\. The last good checkpoint is kept"):
         train(phantom, run, *FOUR, method="diverging")
@@ -136,18 +135,16 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(phantom: Path, tmp_path: P
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
+@pytest.mark.usefixtures("odd_methods")
 def test_nan_between_log_lines_is_found_at_the_next(phantom: Path, tmp_path: Path, train: Train) -> None:
-    import engine_worker  # noqa: F401
-
     with pytest.raises(PclmixError, match="at step 3, in: poison"):
         train(phantom, tmp_path / "run", "engine.iterations=4", "engine.log_every=50", method="diverging")
     assert not (tmp_path / "run" / LAST).exists()
 
 
+@pytest.mark.usefixtures("odd_methods")
 def test_weights_that_are_not_finite_are_not_saved(phantom: Path, tmp_path: Path, train: Train) -> None:
     """The loss of step 3 is finite, its gradient is not: only the weights tell, and step 3 is a checkpoint."""
-    import engine_worker  # noqa: F401
-
     run = tmp_path / "run"
     with pytest.raises(PclmixError, match="weights are NaN or infinite after step 3"):
         train(phantom, run, "engine.iterations=4", "engine.save_every=1", method="steep")
