@@ -72,15 +72,17 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def refuse_existing(target: Path, *, overwrite: bool = False) -> None:
-    """Refuse to write over something that is there, unless told to."""
+def refuse_existing(
+    target: Path, *, overwrite: bool = False, way_out: str = "choose another name or remove it first"
+) -> None:
+    """Refuse to write over something that is there, unless told to; the message ends with the way out."""
     target = Path(target)
     try:
         taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
     except OSError as error:
         raise PclmixError(f"cannot write {target}: {error.strerror}; choose a folder you may write to") from error
     if taken and not overwrite:
-        raise PclmixError(f"{target} exists already; choose another name or remove it first")
+        raise PclmixError(f"{target} exists already; {way_out}")
     if overwrite and target.is_file():
         raise PclmixError(f"{target} is a file where a folder is to be written; choose another name")
 

@@ -137,7 +137,7 @@ def run_demo(
 
 def clear(out: Path, *, overwrite: bool) -> None:
     """Make room for a demo: an earlier one goes if `overwrite`, anything else is refused."""
-    refuse_existing(out, overwrite=overwrite)
+    refuse_existing(out, overwrite=overwrite, way_out="replace it with --overwrite, or choose another --out")
     if not out.is_dir():
         return
     strangers = sorted(entry.name for entry in out.iterdir() if entry.name not in OWN)
