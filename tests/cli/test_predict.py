@@ -158,7 +158,7 @@ def test_crossval_goes_on_with_an_interrupted_fold(
 
 @pytest.mark.parametrize(
     ("folds", "words"),
-    [("1-4", "folds 1 to 3"), ("0", "folds 1 to 3"), ("one", "'one' is not a fold"), ("3-1", "folds 1 to 3")],
+    [("1-4", "folds 1 to 3"), ("0", "folds 1 to 3"), ("one", "'one' is not a fold"), ("3-1", "runs backwards")],
 )
 def test_folds_refused(call: Call, phantom_dataset: Path, tmp_path: Path, folds: str, words: str) -> None:
     code, text = call("crossval", phantom_dataset, "--out", tmp_path / "cv", "--folds", folds)
