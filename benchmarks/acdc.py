@@ -1,24 +1,94 @@
-"""One fold of a real dataset: train, predict, score in four columns, and keep what a quoted figure needs.
+"""One fold of a real dataset: train, predict, score in columns, and keep what a quoted figure needs.
 
-Columns: raw, tta (flips), component (largest 3D component per class), tta_component. OUT gets summary.json (means,
-commit, device, minutes, settings), config.yaml and one CSV of per-case values a column; predictions stay in --work.
+Columns: raw, tta (flips), component (largest 3D component per class), tta_component; last (raw, the last weights) where
+the run keeps an average; net2, net3 and ensemble (raw) where the method trains several networks. OUT gets summary.json
+(means, commit, device, minutes, settings), config.yaml, one CSV of per-case values a column and, where snapshots were
+kept, curve.csv: raw Dice and HD95 against training minutes. Predictions stay in --work.
 
-    python benchmarks/acdc.py ACDC results/acdc/fast/fold2 --fold 2 --recipe fast --work /tmp/fold2
+    python benchmarks/acdc.py ACDC results/acdc/fast/fold2 --fold 2 --recipe fast --work /tmp/2 engine.keep_every=500
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from pclmix.data.dataset import Dataset
 from pclmix.data.volume import write_labels
+from pclmix.engine.checkpoint import SNAPSHOTS, load_checkpoint
 from pclmix.engine.start import run_training
 from pclmix.evaluate import evaluate
-from pclmix.predict.model import load
+from pclmix.evaluate.summary import Summary
+from pclmix.files import read_json, write_json
+from pclmix.methods.base import find_method
+from pclmix.predict.model import ENSEMBLE, load
+
+
+class Scores:
+    """Predicts and scores the test cases of one fold."""
+
+    def __init__(self, root: Path, fold: int, work: Path, device: str) -> None:
+        self.dataset, self.fold, self.work, self.device = Dataset.open(root), fold, work, device
+
+    def predict(self, model: Path, name: str, tta: Any = "none", **which: Any) -> Path:
+        predictor = load(model, device=self.device, **which)
+        folder = self.work / name
+        for case in self.dataset.fold(self.fold).test:
+            volume = self.dataset.read_image(case)
+            labels = predictor.predict(volume.array, volume.geometry.spacing, tta=tta)
+            write_labels(folder / f"{case}{self.dataset.ending}", labels, volume.geometry, self.dataset.labels.names)
+        return folder
+
+    def evaluate(self, folder: Path, component: bool = False) -> Summary:
+        return evaluate(folder, self.dataset.root, fold=self.fold, largest_component=component, workers=8)
+
+
+def columns_of(scores: Scores, run: Path) -> dict[str, Summary]:
+    """Every column of a finished run."""
+    config = load_checkpoint(run / "last.ckpt", lazy=True)["config"]
+    columns = {}
+    for name, tta in (("raw", "none"), ("tta", "flip")):
+        folder = scores.predict(run, name, tta)
+        columns[name] = scores.evaluate(folder)
+        columns["component" if name == "raw" else f"{name}_component"] = scores.evaluate(folder, component=True)
+    if config["engine"]["ema"] > 0:
+        columns["last"] = scores.evaluate(scores.predict(run, "last", last=True))
+    others = find_method(config["method"]).inference_nets[1:]
+    for net in (*others, *([ENSEMBLE] if others else [])):
+        columns[net] = scores.evaluate(scores.predict(run, net, net=net))
+    return columns
+
+
+def write_curve(scores: Scores, run: Path, path: Path) -> None:
+    """Raw Dice and HD95 of every snapshot against the minutes trained until then."""
+    rows = []
+    for snapshot in sorted((run / SNAPSHOTS).glob("*.ckpt")):
+        content = load_checkpoint(snapshot, lazy=True)
+        mean = scores.evaluate(scores.predict(snapshot, snapshot.stem)).to_json()["mean"]
+        rows.append(
+            [content["step"], f"{content['seconds'] / 60:.4f}", f"{mean['Dice']:.5f}", f"{mean['HD95_50']:.4f}"]
+        )
+    if rows:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["step", "minutes", "Dice", "HD95_50"], *rows])
+
+
+def with_masks_only(root: Path, view: Path) -> Path:
+    """The dataset with training cases that have no dense mask left out of its folds; files are linked."""
+    dataset = Dataset.open(root)
+    view.mkdir(parents=True)
+    for path in root.iterdir():
+        if path.name != "splits_final.json":
+            (view / path.name).symlink_to(path.resolve())
+    folds = read_json(root / "splits_final.json")
+    masked = [{**fold, "train": [case for case in fold["train"] if dataset.has_reference(case)]} for fold in folds]
+    write_json(view / "splits_final.json", masked)
+    return view
 
 
 def main() -> None:
@@ -31,11 +101,12 @@ def main() -> None:
     parser.add_argument("--method", default="pclmix")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--masks", action="store_true", help="train on the cases with dense masks alone")
     args = parser.parse_intermixed_args()
     began = time.perf_counter()
     run = args.work / "run"
     finished = run_training(
-        args.dataset,
+        with_masks_only(args.dataset, args.work / "dataset") if args.masks else args.dataset,
         run,
         method=args.method,
         recipe=args.recipe,
@@ -46,35 +117,29 @@ def main() -> None:
     if not finished:
         raise SystemExit(130)
     trained = time.perf_counter()
-    dataset = Dataset.open(args.dataset)
-    predictor = load(run, device=args.device)
-    columns = {}
+    scores = Scores(args.dataset, args.fold, args.work, args.device)
+    columns = columns_of(scores, run)
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, tta in (("raw", "none"), ("tta", "flip")):
-        folder = args.work / name
-        for case in dataset.fold(args.fold).test:
-            volume = dataset.read_image(case)
-            labels = predictor.predict(volume.array, volume.geometry.spacing, tta=tta)
-            write_labels(folder / f"{case}{dataset.ending}", labels, volume.geometry, dataset.labels.names)
-        for suffix, component in (("", False), ("component", True)):
-            column = suffix if name == "raw" and suffix else "_".join(filter(None, (name, suffix)))
-            summary = evaluate(folder, args.dataset, fold=args.fold, largest_component=component, workers=8)
-            summary.write_csv(args.out / f"{column}.csv")
-            columns[column] = {k: v for k, v in summary.to_json().items() if k not in ("cases", "against")}
-    state = json.loads((run / "run.json").read_text())
+    for name, summary in columns.items():
+        summary.write_csv(args.out / f"{name}.csv")
+    write_curve(scores, run, args.out / "curve.csv")
+    state, environment = read_json(run / "run.json"), read_json(run / "environment.json")
     content = {
         "fold": args.fold,
+        "training_cases": len(load_checkpoint(run / "last.ckpt", lazy=True)["run"]["cases"]),
         "steps": state["step"],
         "training_minutes": round(state["seconds"] / 60, 3),
         "start_seconds": round(trained - began - state["seconds"], 1),
         "scoring_seconds": round(time.perf_counter() - trained, 1),
-        "columns": columns,
-        "environment": json.loads((run / "environment.json").read_text()),
+        "columns": {
+            n: {k: v for k, v in s.to_json().items() if k not in ("cases", "against")} for n, s in columns.items()
+        },
+        "environment": environment,
     }
     (args.out / "summary.json").write_text(json.dumps(content, indent=2) + "\n")
     shutil.copy(run / "config.yaml", args.out)
     shutil.copy(run / "metrics.jsonl", args.out)
-    for column, values in columns.items():
+    for column, values in content["columns"].items():
         shown = {k: f"{v:.4f}" for k, v in values["mean"].items() if isinstance(v, float)}
         classes = {n: round(100 * c["Dice"]["mean"], 2) for n, c in values["classes"].items()}
         print(args.out.name, column, shown, classes, flush=True)

@@ -71,6 +71,7 @@ class Engine(Section):
     graph: bool = Field(True, description="one CUDA graph for the whole step, on CUDA with one device")
     log_every: Positive = Field(20, description="steps between lines of metrics.jsonl")
     save_every: Positive = Field(500, description="steps between checkpoints")
+    keep_every: Annotated[int, Field(ge=0)] = Field(0, description="steps between weights kept in snapshots; 0: none")
 
     @field_validator("precision", mode="before")
     @classmethod

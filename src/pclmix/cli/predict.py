@@ -36,6 +36,9 @@ def predict(
     dicom_seg: Annotated[
         bool, typer.Option("--dicom-seg", help="Write CASE.seg.dcm too; INPUT must be a DICOM series.")
     ] = False,
+    net: Annotated[
+        str, typer.Option(help="Of a method with several networks: one of them, such as net2, or ensemble.")
+    ] = "net",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     batch: Annotated[
         int | None, typer.Option(help="Slices through the network at once.", show_default="by device")
@@ -60,9 +63,9 @@ def predict(
     if uncertainty and model.suffix.lower() != ".onnx":
         from pclmix.predict.dual import load_uncertain
 
-        predictor = load_uncertain(model, device=device, batch=batch)
+        predictor = load_uncertain(model, device=device, batch=batch, net=net)
     else:
-        predictor = load(model, device=device, batch=batch)
+        predictor = load(model, device=device, batch=batch, net=net)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("predicting", total=None)
         outcome = predict_files(

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pclmix.files import atomic_path
 from pclmix.nets.segmenter import Segmenter, build_segmenter
 
 FORMAT = 1
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+LAST, PREVIOUS, SNAPSHOTS = "last.ckpt", "previous.ckpt", "snapshots"
 _KEYS = ("version", "config", "labels", "channels", "step", "method")
 log = logging.getLogger(__name__)
 
@@ -106,27 +107,40 @@ def open_model(model: Path) -> dict[str, Any]:
     return content if content is not None else load_checkpoint(path, lazy=True)
 
 
-def trained_state(content: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights to predict with: the average where the run kept one, else the last."""
+def save_snapshot(run: Path, content: dict[str, Any], nets: Sequence[str]) -> Path:
+    """Write RUN/snapshots/step-N.ckpt: the weights to predict with at this step and nothing to go on from."""
+    prefixes = tuple(f"{net}." for net in nets)
+    state = {k: v for k, v in trained_state(content).items() if k.startswith(prefixes)}
+    slim = {k: v for k, v in content.items() if k not in ("method", "average", "optimizer", "random")}
+    path = Path(run) / SNAPSHOTS / f"step-{content['step']:06d}.ckpt"
+    path.parent.mkdir(exist_ok=True)
+    with atomic_path(path) as temporary:
+        torch.save({"format": FORMAT, **slim, "method": state}, temporary)
+    return path
+
+
+def trained_state(content: dict[str, Any], *, last: bool = False) -> dict[str, Tensor]:
+    """The weights to predict with: the average where the run kept one, unless the `last` are asked for."""
     state: dict[str, Tensor] = dict(content["method"])
-    average = content.get("average")
+    average = None if last else content.get("average")
     if average and average["steps"] > 0:
         scale = 1.0 / (1.0 - float(content["config"]["engine"]["ema"]) ** int(average["steps"]))
         state.update({name: tensor * scale for name, tensor in average["sum"].items()})
     return state
 
 
-def inference_state(content: dict[str, Any]) -> dict[str, Tensor]:
-    """Weights of the inference model alone (`net.`), from the average where the run kept one."""
-    return {k.removeprefix("net."): v for k, v in trained_state(content).items() if k.startswith("net.")}
+def inference_state(content: dict[str, Any], net: str = "net", *, last: bool = False) -> dict[str, Tensor]:
+    """Weights of one inference network alone, from the average where there is one, unless the `last` are asked for."""
+    state, prefix = trained_state(content, last=last), f"{net}."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
-def build_net(content: dict[str, Any]) -> Segmenter:
-    """The inference model of a checkpoint: encoder and CNN decoder, ready to predict. No transformer is built."""
+def build_net(content: dict[str, Any], name: str = "net", *, last: bool = False) -> Segmenter:
+    """An inference network of a checkpoint: encoder and CNN decoder, ready to predict. No transformer is built."""
     config, classes = content["config"], len(content["labels"]["names"])
     net = build_segmenter(config["net"], len(content["channels"]), classes, config["encoder"]["stride_in_1x1"])
     try:
-        net.load_state_dict(inference_state(content))
+        net.load_state_dict(inference_state(content, name, last=last))
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise PclmixError(

@@ -16,7 +16,7 @@ from rich.console import Console
 from pclmix.config import Config
 from pclmix.data.dataset import Dataset
 from pclmix.distributed import broadcast_state, gather_objects, largest
-from pclmix.engine.checkpoint import LAST, save_checkpoint
+from pclmix.engine.checkpoint import LAST, save_checkpoint, save_snapshot
 from pclmix.engine.display import Display
 from pclmix.engine.feed import Feed
 from pclmix.engine.finish import CASES, EXAMPLES, LOSSES, finish_run
@@ -69,15 +69,20 @@ def train(
         use_plain_kernels_if_fused_disagree(step, position.step, position.progress(config))
     words = about(dataset, config, data.cases, data.fold, data.train)
 
+    def weights() -> dict[str, Any]:
+        state = {"method": method.state_dict(), "average": average.state_dict() if average is not None else None}
+        return {**words, **state, "step": position.step, "seconds": position.seconds}
+
     def save() -> None:
         step.require_finite()
         step.require_finite_weights(position.step)
         random = gather_objects(random_state(generator, device))
         if first:
-            state: dict[str, Any] = {"method": method.state_dict(), "optimizer": optimizer.state_dict()}
-            state["average"] = average.state_dict() if average is not None else None
-            state |= {"random": random, "step": position.step, "seconds": position.seconds}
-            save_checkpoint(run, {**words, **state})
+            save_checkpoint(run, {**weights(), "optimizer": optimizer.state_dict(), "random": random})
+
+    def keep() -> None:
+        if first:
+            save_snapshot(run, weights(), method.inference_nets)
 
     def scores() -> dict[str, float]:
         return {} if data.validation is None else scribble_scores(method, data.validation, device)
@@ -88,7 +93,7 @@ def train(
         start_run(run, config, str(device))
         write_status(run, status="running", step=position.step, dataset=str(dataset.root.resolve()), fold=data.fold)
     try:
-        finished = _iterate(step, config, position, run, save, scores, console, first)
+        finished = _iterate(step, config, position, run, save, keep, scores, console, first)
     except PclmixError as error:
         if first:
             with suppress(PclmixError):  # a full disk has been reported already
@@ -108,6 +113,7 @@ def _iterate(
     position: Position,
     run: Path,
     save: Callable[[], None],
+    keep: Callable[[], None],
     scores: Callable[[], dict[str, float]],
     console: Console,
     first: bool,
@@ -131,7 +137,8 @@ def _iterate(
             position.seconds, stop = clock()
             over = position.progress(config) >= 1.0
             due = position.step % engine.save_every == 0
-            if position.step % engine.log_every == 0 or due or over:
+            kept = engine.keep_every > 0 and position.step % engine.keep_every == 0
+            if position.step % engine.log_every == 0 or due or kept or over:
                 values = step.read()  # waits for the device, so the clock below is honest
                 step.require_finite()
                 position.seconds, stop = clock()
@@ -143,6 +150,8 @@ def _iterate(
                     metrics.write(position.step, {**values, **checked}, speed=rate)
             if due and not over:
                 save()
+            if kept:
+                keep()
         save()
     return position.progress(config) >= 1.0
 

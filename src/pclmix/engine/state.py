@@ -62,7 +62,9 @@ def require_same(content: dict[str, Any], config: Config, dataset: Dataset, fold
                 f"{run} was trained on the {what} {', '.join(before)}, {dataset.root} has {', '.join(here)}; "
                 "give the dataset it was trained on, or another --out"
             )
-    then, now = flatten(content["config"]), flatten(config.model_dump(mode="json"))
+    # A setting that a checkpoint of an earlier version does not know was at its default then.
+    then = flatten(Config().model_dump(mode="json")) | flatten(content["config"])
+    now = flatten(config.model_dump(mode="json"))
     changed = [key for key in now if now[key] != then.get(key)]
     if changed:
         shown = ", ".join(f"{key}: {then.get(key)} then, {now[key]} now" for key in changed[:3])

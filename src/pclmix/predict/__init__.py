@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pclmix.errors import PclmixError
 from pclmix.predict.base import About, Precision, Predictor
 
 __all__ = ["About", "Predictor", "load"]
 
 
 def load(
-    path: Path | str, *, device: str = "auto", precision: Precision = "auto", batch: int | None = None
+    path: Path | str,
+    *,
+    device: str = "auto",
+    precision: Precision = "auto",
+    batch: int | None = None,
+    net: str = "net",
+    last: bool = False,
 ) -> Predictor:
     """The predictor of MODEL: a run folder, a checkpoint, or a file of `pclmix export`, which needs no torch.
 
     `precision` is bf16 on a GPU and 32 on a CPU unless said (an exported file has its own); `batch` is the number of
-    slices at once.
+    slices at once. `net` chooses among the networks of a method that trains several (TriMix: net, net2, net3, or
+    ensemble for their mean); `last` takes the last weights where the run kept an average.
     """
     if Path(path).suffix.lower() == ".onnx":
         from pclmix.predict.onnx import load_onnx
 
+        if net != "net" or last:
+            raise PclmixError(f"{path} holds one network; --net chooses among those of a run folder")
+
         return load_onnx(path, device=device, batch=batch)
     from pclmix.predict.model import load as load_checkpoint
 
-    return load_checkpoint(path, device=device, precision=precision, batch=batch)
+    return load_checkpoint(path, device=device, precision=precision, batch=batch, net=net, last=last)

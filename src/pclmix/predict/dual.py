@@ -19,22 +19,22 @@ from pclmix.predict.base import FLIPS, TTA, About, Array, Predictor
 from pclmix.predict.model import BATCH, TorchPredictor, about_model, read_calibration
 
 
-def load_uncertain(path: Path | str, *, device: str = "auto", batch: int | None = None) -> Predictor:
+def load_uncertain(path: Path | str, *, device: str = "auto", batch: int | None = None, net: str = "net") -> Predictor:
     """As `load`, with the transformer decoder where the checkpoint has one; else the CNN alone speaks."""
     path = Path(path)
     if path.suffix.lower() == ".onnx":
-        return load(path, device=device, batch=batch)
+        return load(path, device=device, batch=batch, net=net)
     content = open_model(path)
-    if content["config"]["method"] != "pclmix":
-        return load(path, device=device, batch=batch)
+    if content["config"]["method"] != "pclmix" or net != "net":
+        return load(path, device=device, batch=batch, net=net)
     place = torch.device(device_kind(device))
-    net, about = build_net(content), about_model(path, content)
+    cnn, about = build_net(content), about_model(path, content)
     params = content["config"]["params"]
     own = read_calibration(path, about.identity).get("mean_temperature")
     return DualPredictor(
         about,
-        net,
-        build_transformer(net, content),
+        cnn,
+        build_transformer(cnn, content),
         place,
         lambda_t=float(params["lambda_t"]),
         mean_temperature=1.0 if own is None else float(own),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from pclmix.engine.checkpoint import build_net, inference_state, open_model
 from pclmix.errors import PclmixError
 from pclmix.files import read_json
 from pclmix.labels import Labels
+from pclmix.methods.base import find_method
+from pclmix.nets.ensemble import Ensemble
 from pclmix.nets.fold import fold_batchnorm
 from pclmix.predict.base import FLIPS, SCORES_AT_ONCE, TTA, About, Array, Precision, Predictor, Wanted
 from pclmix.resize import linear_matrix
@@ -26,37 +28,64 @@ from pclmix.resize import linear_matrix
 #: Slices at once where nobody says: enough to fill a GPU; on a CPU larger ones only cost cache.
 BATCH = {"cuda": 32, "cpu": 4}
 CALIBRATION = "calibration.json"
+ENSEMBLE = "ensemble"
 _GRAPH_STEP = 4  # batches are filled up to a multiple of this, so that few graphs serve all volumes
 log = logging.getLogger(__name__)
 
 
 def load(
-    path: Path | str, *, device: str = "auto", precision: Precision = "auto", batch: int | None = None
+    path: Path | str,
+    *,
+    device: str = "auto",
+    precision: Precision = "auto",
+    batch: int | None = None,
+    net: str = "net",
+    last: bool = False,
 ) -> Predictor:
     """The predictor of MODEL: a run folder or a checkpoint. Only encoder and CNN decoder are built.
 
-    `precision` is bf16 on a GPU and 32 on a CPU unless said; `batch` is the number of slices at once.
+    `precision` is bf16 on a GPU and 32 on a CPU unless said; `batch` is the number of slices at once. `net` is one of
+    the networks that the method trained to predict alone, or `ensemble` for the mean of their probabilities. `last`
+    takes the last weights where the run kept an average.
     """
     path = Path(path)
     place = torch.device(device_kind(device))
     if ending_of(path) and path.is_file():
         raise PclmixError(f"{path} is an image; the model comes first: pclmix predict MODEL INPUT OUT")
     content = open_model(path)
+    names = network_names(path, content, net)
+    nets = [build_net(content, name, last=last) for name in names]
     return TorchPredictor(
-        about_model(path, content),
-        build_net(content),
+        about_model(path, content, names, last=last),
+        nets[0] if len(nets) == 1 else Ensemble(nets),
         place,
         bf16=precision == "bf16" or (precision == "auto" and place.type == "cuda"),
         batch=BATCH[place.type] if batch is None else batch,
     )
 
 
-def about_model(path: Path, content: dict[str, Any]) -> About:
+def network_names(path: Path, content: dict[str, Any], net: str) -> tuple[str, ...]:
+    """The networks of a checkpoint that `net` stands for: one by name, or all of them as an ensemble."""
+    if net == "net":
+        return (net,)
+    method = content["config"]["method"]
+    known = find_method(method).inference_nets
+    if len(known) == 1:
+        raise PclmixError(f"--net {net}: {path} is a run of {method}, which trains one network; leave --net out")
+    if net == ENSEMBLE:
+        return known
+    if net not in known:
+        raise PclmixError(f"--net {net}: {path} is a run of {method}; choose {', '.join(known)} or {ENSEMBLE}")
+    return (net,)
+
+
+def about_model(path: Path, content: dict[str, Any], nets: Sequence[str] = ("net",), *, last: bool = False) -> About:
     """What a checkpoint says of itself, with the temperature that `pclmix calibrate` found for its weights."""
     digest = hashlib.blake2b(digest_size=12)
-    for name, tensor in sorted(inference_state(content).items()):
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for net in nets:
+        for name, tensor in sorted(inference_state(content, net, last=last).items()):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     data, run = content["config"]["data"], content.get("run", {})
     labels = Labels(tuple(content["labels"]["names"]), content["labels"]["ignore"])
     height, width = data["size"]

@@ -1,0 +1,20 @@
+"""Several networks that answer as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class Ensemble(nn.Module):
+    """Logits (B, K, H, W) whose softmax is the mean of the networks' softmax."""
+
+    def __init__(self, nets: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, image: Tensor) -> Tensor:
+        logs = torch.stack([net(image).float().log_softmax(1) for net in self.nets])
+        return logs.logsumexp(0) - torch.log(torch.tensor(len(self.nets), dtype=logs.dtype, device=logs.device))

@@ -1,0 +1,81 @@
+"""A method that trains several networks: each predicts alone, and all of them together. Weights kept along the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pclmix.data.volume import read_image
+from pclmix.engine.checkpoint import LAST, SNAPSHOTS, load_checkpoint
+from pclmix.engine.start import run_training
+from pclmix.errors import PclmixError
+from pclmix.nets.ensemble import Ensemble
+from pclmix.predict import load
+
+
+@pytest.fixture(scope="module")
+def trimix_run(phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trimix") / "run"
+    overrides = ["engine.iterations=4", "engine.keep_every=2", "engine.ema=0.5", "optim.lr=0.05"]
+    assert run_training(phantom_dataset, run, method="trimix", recipe="tiny", overrides=overrides, fold=1, device="cpu")
+    return run
+
+
+@pytest.fixture(scope="module")
+def volume(phantom_dataset: Path) -> np.ndarray:
+    return read_image(phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz").array[0, 2:5]
+
+
+def test_an_ensemble_is_the_mean_of_the_probabilities(trimix_run: Path, volume: np.ndarray) -> None:
+    alone = [load(trimix_run, device="cpu", net=n).probabilities(volume) for n in ("net", "net2", "net3")]
+    assert np.abs(alone[0] - alone[1]).max() > 1e-3
+    assert np.abs(alone[1] - alone[2]).max() > 1e-3
+    size = load_checkpoint(trimix_run / LAST)["config"]["data"]["size"]
+    square = np.zeros((1, *size), np.float32)  # at the network's own size nothing is resized after the softmax
+    square[0, 3:20, 5:30] = 1.0
+    alone = [load(trimix_run, device="cpu", net=n).probabilities(square) for n in ("net", "net2", "net3")]
+    together = load(trimix_run, device="cpu", net="ensemble").probabilities(square)
+    np.testing.assert_allclose(together, np.mean(alone, axis=0), atol=1e-5)
+
+
+def test_ensemble_by_hand() -> None:
+    def constant(p: float) -> torch.nn.Module:
+        net = torch.nn.Conv2d(1, 2, 1)
+        torch.nn.init.zeros_(net.weight)
+        with torch.no_grad():
+            net.bias.copy_(torch.tensor([p, 1 - p]).log())  # type: ignore[union-attr]
+        return net
+
+    logits = Ensemble([constant(0.9), constant(0.3)])(torch.zeros(1, 1, 1, 1))
+    assert logits.softmax(1).flatten().tolist() == pytest.approx([0.6, 0.4])
+
+
+def test_networks_have_identities_of_their_own(trimix_run: Path) -> None:
+    known = {load(trimix_run, device="cpu", net=n).about.identity for n in ("net", "net2", "net3", "ensemble")}
+    assert len(known) == 4
+    assert load(trimix_run, device="cpu", last=True).about.identity not in known
+
+
+def test_a_network_that_is_not_there_is_named_with_those_that_are(trimix_run: Path, tiny_run: Path) -> None:
+    with pytest.raises(PclmixError, match=r"--net net9.*trimix; choose net, net2, net3 or ensemble"):
+        load(trimix_run, device="cpu", net="net9")
+    with pytest.raises(PclmixError, match=r"pclmix, which trains one network; leave --net out"):
+        load(tiny_run, device="cpu", net="net2")
+
+
+def test_the_last_snapshot_predicts_as_the_run_does(trimix_run: Path, volume: np.ndarray) -> None:
+    kept = sorted(path.name for path in (trimix_run / SNAPSHOTS).iterdir())
+    assert kept == ["step-000002.ckpt", "step-000004.ckpt"]
+    last = trimix_run / SNAPSHOTS / kept[-1]
+    for net in ("net", "ensemble"):
+        found, expected = (load(path, device="cpu", net=net).logits(volume) for path in (last, trimix_run))
+        assert np.array_equal(found, expected)
+    early = load_checkpoint(trimix_run / SNAPSHOTS / kept[0])
+    assert early["step"] == 2
+    assert early["seconds"] > 0
+    assert "optimizer" not in early
+    assert "random" not in early
+    assert last.stat().st_size < (trimix_run / LAST).stat().st_size / 2
