@@ -15,7 +15,8 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from pclmix.losses import fused  # noqa: E402
+from pclmix.losses import fused, fused_crf  # noqa: E402
+from pclmix.losses.gated_crf import filtered  # noqa: E402
 from pclmix.losses.pixel_terms import pixel_terms  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -44,3 +45,15 @@ def test_pixel_terms(classes: int, case: str) -> None:
     torch.testing.assert_close(tuple(given), tuple(wanted), rtol=1e-5, atol=1e-6)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "radius"), [((2, 4, 16, 24), 1, 2), ((1, 3, 9, 7), 2, 5), ((1, 2, 1, 3), 1, 2)]
+)
+def test_message_of_the_gated_crf(shape: tuple[int, ...], channels: int, radius: int) -> None:
+    torch.manual_seed(0)
+    p = torch.randn(shape, device=DEVICE).softmax(1)
+    image = torch.rand(shape[0], channels, *shape[2:], device=DEVICE)
+    given = fused_crf.filtered(p, image, 3.0, 0.2, radius)
+    wanted = filtered(p, image, 3.0, 0.2, radius)
+    torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-6)

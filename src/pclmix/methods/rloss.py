@@ -9,10 +9,11 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Positive, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.gated_crf import gated_crf
+from pclmix.losses.gated_crf import Filter, gated_crf
 from pclmix.losses.partial_ce import partial_cross_entropy
 from pclmix.losses.precision import planes
 from pclmix.methods.base import METHODS, Method, Term, Terms
+from pclmix.nets.fused import usable
 
 
 class RLossParams(Section):
@@ -31,8 +32,18 @@ class RLoss(Method):
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
         params: RLossParams = self.params
         logits = planes(self.net(batch.image))
-        energy = gated_crf(logits.softmax(1), batch.image, params.sigma_xy, params.sigma_i, params.radius)
+        p, image = logits.softmax(1), batch.image.float()
+        energy = gated_crf(p, image, params.sigma_xy, params.sigma_i, params.radius, _filtering(p, image))
         return {
             "pce": Term(partial_cross_entropy(logits, batch.label)),
             "crf": Term(energy, params.weight),
         }
+
+
+def _filtering(p: Tensor, image: Tensor) -> Filter | None:
+    """The GPU's own kernel where it can be used."""
+    if not p.is_cuda or not usable("losses"):
+        return None
+    from pclmix.losses import fused_crf  # Triton is not everywhere
+
+    return fused_crf.filtered if fused_crf.fits(p, image) else None

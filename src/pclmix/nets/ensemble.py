@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -17,4 +18,4 @@ class Ensemble(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         logs = torch.stack([net(image).float().log_softmax(1) for net in self.nets])
-        return logs.logsumexp(0) - torch.log(torch.tensor(len(self.nets), dtype=logs.dtype, device=logs.device))
+        return logs.logsumexp(0) - math.log(len(self.nets))  # a tensor made here could not be captured in a graph
