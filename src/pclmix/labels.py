@@ -22,6 +22,9 @@ COLOURS = ("#000000", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#f
 
 IntArray = npt.NDArray[np.int16]
 
+#: Up to so many values nothing tells a label map from a coarse image.
+FEW = 16
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -87,10 +90,12 @@ class Labels:
         allowed = self.count if self.ignore is None else self.count + 1
         if array.size and (array.min() < 0 or array.max() >= allowed):
             bad = [int(v) for v in np.unique(array) if not 0 <= v < allowed]
-            shown = ", ".join(str(v) for v in bad[:5])
+            shown = ", ".join(str(v) for v in bad[:5]) + (", ..." if len(bad) > 5 else "")
+            image = looks_like_image(array)
+            way_out = "it looks like an image; give the label map" if image else "correct the file"
+            more = "" if image else " or add the class to 'labels'"
             raise PclmixError(
-                f"{where}: label values {shown} are not in dataset.json (0 to {allowed - 1}); "
-                "correct the file or add the class to 'labels'"
+                f"{where}: label values {shown} are not in dataset.json (0 to {allowed - 1}); {way_out}{more}"
             )
         out = array.astype(np.int16)
         if self.ignore is not None:
@@ -107,6 +112,21 @@ class Labels:
 
     def colours(self) -> tuple[str, ...]:
         return tuple(palette(self.count))
+
+
+def looks_like_image(array: npt.NDArray[Any]) -> bool:
+    """Whether whole numbers (Z, H, W) are grey values rather than labels.
+
+    They are when there are more than FEW of them and, off the 0 around it all, more than a third of neighbours in a
+    slice differ. Labels come in patches, however many and however large they are: in ACDC's masks at most 6 % of
+    neighbours differ, in its images at least 53 %.
+    """
+    if len(np.unique(array)) <= FEW:
+        return False
+    here, right, below = array[..., :-1, :-1], array[..., :-1, 1:], array[..., 1:, :-1]
+    inside = (here != 0) & (right != 0) & (below != 0)
+    differ = np.count_nonzero(inside & (here != right)) + np.count_nonzero(inside & (here != below))
+    return bool(3 * differ > 2 * np.count_nonzero(inside))
 
 
 def palette(count: int) -> Sequence[str]:

@@ -18,7 +18,7 @@ from pclmix.data.splits import Split
 from pclmix.data.volume import ENDINGS, ending_of, read_labels, stem_of, write_labels
 from pclmix.errors import PclmixError
 from pclmix.files import atomic_folder, refuse_existing, write_json
-from pclmix.labels import IGNORE, Labels
+from pclmix.labels import IGNORE, Labels, looks_like_image
 from pclmix.progress import in_threads
 
 _MASK_SUFFIX = re.compile(r"_(?:gt|masks?|labels?|seg)$", re.IGNORECASE)
@@ -123,7 +123,7 @@ def _highest(path: Path) -> int:
     if array.min() < 0:
         raise PclmixError(f"{path}: label value {array.min()} is below 0; classes are 0 (background), 1, 2, ...")
     highest = int(array.max())
-    if highest >= 1000:
+    if highest >= 1000 or looks_like_image(array):
         raise PclmixError(f"{path}: label value {highest} is no class; is it an image rather than a mask?")
     return highest
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,10 @@ from pclmix.data.splits import PATIENT_PATTERN
 from pclmix.data.volume import ENDINGS, ending_of, read_labels, stem_of
 from pclmix.errors import PclmixError, nearest
 from pclmix.evaluate.metrics import Scores, score
-from pclmix.labels import IGNORE, Labels
+from pclmix.labels import IGNORE, Labels, looks_like_image
 
-#: A map with a label above this is taken for an image that was given by mistake.
-HIGHEST_LABEL = 255
+#: A prediction has labels above this only where its reference has, too: sets with numbers such as 205 and 850 exist.
+USUAL_HIGHEST = 255
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,18 @@ def score_pair(
             else "if only the header is wrong, --ignore-headers compares voxel by voxel with the reference's spacing"
         )
         raise PclmixError(f"{pair.reference} and {pair.prediction}: {difference}; {way_out}")
-    predicted = _decode(prediction, labels, pair.prediction)
     truth = _decode(reference, labels, pair.reference)
+    predicted = _decode(prediction, labels, pair.prediction)
+    if labels is None and predicted.max() > max(USUAL_HIGHEST, truth.max()):
+        raise PclmixError(
+            f"{pair.prediction}: label value {predicted.max()} is not one of {pair.reference}, which ends at "
+            f"{truth.max()}; is it an image, or a label map with other numbers?"
+        )
     predicted = np.where(truth == IGNORE, IGNORE, predicted)
-    top = labels.count - 1 if labels is not None else max(int(predicted.max()), int(truth.max()))
+    classes = range(1, labels.count) if labels is not None else _values(predicted, truth)
     if keep_largest:
-        predicted = largest_component(predicted, range(1, top + 1))
-    return {k: score(predicted == k, truth == k, grid.spacing) for k in range(1, top + 1)}
+        predicted = largest_component(predicted, classes)
+    return {k: score(predicted == k, truth == k, grid.spacing) for k in classes}
 
 
 def label_files(path: Path) -> dict[str, Path]:
@@ -119,15 +125,20 @@ def label_files(path: Path) -> dict[str, Path]:
     return found
 
 
-def _decode(array: npt.NDArray[np.int64], labels: Labels | None, where: Path) -> npt.NDArray[np.int16]:
+def _decode(array: npt.NDArray[np.int64], labels: Labels | None, where: Path) -> npt.NDArray[Any]:
     if labels is not None:
         return labels.decode(array, str(where))
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high > HIGHEST_LABEL:
+    if array.min() < 0 or array.max() >= 2**31 or looks_like_image(array):
         raise PclmixError(
-            f"{where}: values from {low} to {high} are not labels (0 to {HIGHEST_LABEL} are); is it an image?"
+            f"{where} is no label map but an image, it seems: {len(np.unique(array))} values from {array.min()} to "
+            f"{array.max()}; give the label map, such as `pclmix predict` writes"
         )
-    return array.astype(np.int16)
+    return array.astype(np.int32)
+
+
+def _values(predicted: npt.NDArray[Any], truth: npt.NDArray[Any]) -> list[int]:
+    """The foreground labels of either."""
+    return [int(k) for k in np.union1d(predicted, truth) if k > 0]
 
 
 def _is_dataset(path: Path) -> bool:

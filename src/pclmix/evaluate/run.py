@@ -15,7 +15,7 @@ from pclmix.evaluate.bootstrap import Comparison, paired_bootstrap
 from pclmix.evaluate.cases import Pair, dense_masks, label_files, match, score_pair
 from pclmix.evaluate.metrics import NAN, Scores
 from pclmix.evaluate.summary import MEASURES, CaseScores, Summary, read_summary
-from pclmix.labels import Labels
+from pclmix.labels import FEW, Labels
 
 Progress = Callable[[int, int], None]
 _ABSENT = Scores("absent", NAN, NAN, NAN, NAN, 0.0, 0.0)
@@ -61,13 +61,13 @@ def evaluate(
             by_number.append(scores)
             if progress:
                 progress(done, len(matched.pairs))
-    labels = matched.labels or Labels.generic(max(2, 1 + max(max(scores, default=0) for scores in by_number)))
+    names = _names(matched.labels, by_number)
     entries = tuple(
-        CaseScores(pair.case, {name: scores.get(k, _ABSENT) for k, name in enumerate(labels.foreground, start=1)})
+        CaseScores(pair.case, {name: scores.get(k, _ABSENT) for k, name in names.items()})
         for pair, scores in zip(matched.pairs, by_number, strict=True)
     )
     summary = Summary(
-        labels.foreground,
+        tuple(names.values()),
         entries,
         matched.missing,
         matched.without_reference,
@@ -80,6 +80,14 @@ def evaluate(
     other = _other(Path(against), reference, summary, largest_component, ignore_headers, workers)
     comparison = compare_pair(summary, other, str(against), matched.patient_pattern)
     return dataclasses.replace(summary, against=comparison)
+
+
+def _names(labels: Labels | None, by_number: Sequence[dict[int, Scores]]) -> dict[int, str]:
+    """Foreground classes by number. Without a dataset they are called by it: 1 to the highest, or those that occur."""
+    if labels is not None:
+        return dict(enumerate(labels.foreground, start=1))
+    found = sorted({k for scores in by_number for k in scores}) or [1]
+    return {k: str(k) for k in (range(1, found[-1] + 1) if found[-1] <= FEW else found)}
 
 
 def compare_pair(first: Summary, second: Summary, other: str, patient_pattern: str = PATIENT_PATTERN) -> Comparison:
