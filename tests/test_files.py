@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_folder, atomic_path, refuse_existing, sweep
+from pclmix.files import (
+    atomic_folder,
+    atomic_path,
+    refuse_existing,
+    require_new_file,
+    require_writable,
+    sweep,
+)
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
@@ -68,3 +75,24 @@ def test_existing_things_are_refused(tmp_path: Path) -> None:
         refuse_existing(tmp_path / "file", overwrite=True)
     (tmp_path / "empty").mkdir()
     refuse_existing(tmp_path / "empty")
+
+
+def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    for good in (tmp_path, tmp_path / "new" / "deep" / "a.json", tmp_path / "file", Path("relative") / "a"):
+        require_writable(good)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    bad = {"file/a.json": "Not a directory", f"{'x' * 300}.json": "File name too long"}
+    for name, reason in bad.items():
+        with pytest.raises(PclmixError, match=f"cannot write .*: {reason}; choose a folder you may write to"):
+            require_writable(tmp_path / name)
+
+
+def test_a_new_file_is_neither_there_nor_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    require_new_file(tmp_path / "a.json")
+    with pytest.raises(PclmixError, match="file exists already"):
+        require_new_file(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PclmixError, match="empty is a folder, a file is to be written"):
+        require_new_file(tmp_path / "empty")

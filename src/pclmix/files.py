@@ -55,6 +55,7 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """
     target = Path(target)
     refuse_existing(target, overwrite=overwrite)
+    require_writable(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -85,6 +86,30 @@ def refuse_existing(
         raise PclmixError(f"{target} exists already; {way_out}")
     if overwrite and target.is_file():
         raise PclmixError(f"{target} is a file where a folder is to be written; choose another name")
+
+
+def require_writable(target: Path) -> None:
+    """Refuse now what could not be written after the work.
+
+    Tried for real, since rights do not say everything (a read-only or full disk): in `target` where it is a folder,
+    else in the nearest folder above it that exists. Nothing is left behind.
+    """
+    target = Path(target)
+    try:
+        places = target.parents if target.is_file() else (target, *target.parents)
+        folder = next((place for place in places if place.exists()), Path())
+        with tempfile.TemporaryFile(prefix=".pclmix-", dir=folder):
+            pass
+    except OSError as error:
+        raise PclmixError(f"cannot write {target}: {error.strerror}; choose a folder you may write to") from error
+
+
+def require_new_file(target: Path) -> None:
+    """Refuse, before the work, a file that exists already or cannot be written."""
+    refuse_existing(target)
+    if Path(target).is_dir():
+        raise PclmixError(f"{target} is a folder, a file is to be written; add the file's name")
+    require_writable(target)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -26,8 +26,11 @@ def calibrate(
     from rich.console import Console
     from rich.progress import Progress
 
+    from pclmix.files import require_writable
     from pclmix.predict.calibrate import calibrate as find_temperature
 
+    if run.is_dir():
+        require_writable(run)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("predicting", total=None)
         report = find_temperature(

@@ -45,12 +45,13 @@ def compare(
     from rich.console import Console
     from rich.progress import Progress
 
-    from pclmix.files import refuse_existing
+    from pclmix.files import refuse_existing, require_writable
     from pclmix.report import tables
     from pclmix.report.compare import compare as compare_runs
     from pclmix.report.runs import read_runs
 
     refuse_existing(out)
+    require_writable(out)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading runs", total=None)
         read = read_runs(

@@ -45,11 +45,13 @@ def evaluate(
 
     from pclmix.errors import PclmixError
     from pclmix.evaluate import evaluate as evaluate_predictions
-    from pclmix.files import refuse_existing
+    from pclmix.files import require_new_file
 
     for target in (out, csv):
         if target is not None:
-            refuse_existing(target)
+            require_new_file(target)
+    if out is not None and csv is not None and out.resolve() == csv.resolve():
+        raise PclmixError(f"--out and --csv both name {out}; give them two names")
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("scoring", total=None)
         summary = evaluate_predictions(

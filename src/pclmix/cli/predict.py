@@ -56,10 +56,12 @@ def predict(
     from rich.console import Console
     from rich.progress import Progress
 
+    from pclmix.files import require_writable
     from pclmix.predict import load
     from pclmix.predict.files import predict_files
 
     console = Console(stderr=True)
+    require_writable(out)
     if uncertainty and model.suffix.lower() != ".onnx":
         from pclmix.predict.dual import load_uncertain
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pclmix import __version__
 from pclmix.data.volume import Geometry, ending_of, write_image
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_path, refuse_existing
+from pclmix.files import atomic_path, require_new_file
 from pclmix.labels import Labels
 
 ENDING = ".seg.dcm"
@@ -78,7 +78,7 @@ def convert_series(folder: Path, out: Path) -> tuple[tuple[int, int, int], tuple
     """Write a series as NIfTI with its geometry; returns shape and spacing (Z, H, W)."""
     if not ending_of(out).startswith(".nii"):
         raise PclmixError(f"{out}: the file to write must end in .nii.gz or .nii")
-    refuse_existing(out)
+    require_new_file(out)
     if not Path(folder).is_dir():
         raise PclmixError(f"{folder} is not a folder; SERIES is the folder that holds the slices")
     series = read_series(folder)

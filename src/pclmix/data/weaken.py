@@ -17,7 +17,7 @@ from pclmix.data.scribble import Style, case_rng, simulate
 from pclmix.data.splits import Split
 from pclmix.data.volume import ENDINGS, ending_of, read_labels, stem_of, write_labels
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_folder, refuse_existing, write_json
+from pclmix.files import atomic_folder, refuse_existing, require_writable, write_json
 from pclmix.labels import IGNORE, Labels, looks_like_image
 from pclmix.progress import in_threads
 
@@ -28,6 +28,7 @@ def weaken(masks: Path, out: Path, style: Style, seed: int = 0, *, show: bool = 
     """Write weak labels for `masks` to `out`; returns how many cases, and what to do next."""
     masks, out = Path(masks), Path(out)
     refuse_existing(out)
+    require_writable(out)
     if not masks.exists():
         raise PclmixError(f"{masks} does not exist")
     if not masks.is_dir():

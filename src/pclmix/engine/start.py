@@ -23,7 +23,7 @@ from pclmix.engine.runlog import RUN, read_config
 from pclmix.engine.state import require_same
 from pclmix.engine.step import DivergedError
 from pclmix.errors import PclmixError
-from pclmix.files import read_json, refuse_existing
+from pclmix.files import read_json, refuse_existing, require_writable
 from pclmix.methods.base import build_params, find_method
 from pclmix.nets.segmenter import build_segmenter, check_side
 
@@ -60,6 +60,7 @@ def run_training(
     config = config.model_copy(update={"params": params.model_dump(mode="json")})
     if not resume:
         refuse_existing(out)
+    require_writable(out)
     devices, nodes = count_processes(devices, nodes)
     kind = choose_device(device, devices, nodes)
     data = Dataset.open(dataset)

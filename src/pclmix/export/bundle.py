@@ -14,7 +14,7 @@ from pclmix.engine.checkpoint import inference_state, open_model
 from pclmix.errors import PclmixError
 from pclmix.export.compare import compare
 from pclmix.export.samples import find_samples
-from pclmix.files import atomic_folder, read_json, write_json
+from pclmix.files import atomic_folder, read_json, refuse_existing, require_writable, write_json
 from pclmix.labels import Labels
 from pclmix.predict.base import About, Predictor
 from pclmix.predict.model import BATCH, TorchPredictor, load
@@ -40,6 +40,8 @@ def export_bundle(model: Path | str, out: Path | str, *, images: Path | str | No
     out = Path(out)
     if out.suffix:
         raise PclmixError(f"{out}: a bundle is a folder; give a name without an ending")
+    refuse_existing(out)
+    require_writable(out)
     content = open_model(Path(model))
     original = load(model, device="cpu")
     with atomic_folder(out) as folder:

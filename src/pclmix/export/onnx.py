@@ -19,7 +19,7 @@ from pclmix.errors import PclmixError
 from pclmix.export.compare import Difference, compare
 from pclmix.export.quantise import SCHEMES, quantise, quiet
 from pclmix.export.samples import Sample, find_samples
-from pclmix.files import atomic_path, refuse_existing, write_json
+from pclmix.files import atomic_path, require_new_file, write_json
 from pclmix.nets.fold import fold_batchnorm
 from pclmix.nets.segmenter import Segmenter
 from pclmix.predict.base import Predictor
@@ -42,9 +42,9 @@ def export_onnx(
     model, out = Path(model), Path(out)
     if out.suffix.lower() != ".onnx":
         raise PclmixError(f"{out}: an ONNX file must end in .onnx")
-    refuse_existing(out)
     figures = out.with_suffix(".json")
-    refuse_existing(figures)
+    require_new_file(out)
+    require_new_file(figures)
     if precision == "int8" and images is None:
         raise PclmixError("--precision int8 needs --calibration IMAGES: a few images like those it will be used on")
     _require_onnx()

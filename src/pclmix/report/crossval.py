@@ -16,7 +16,7 @@ from pclmix.data.dataset import SPLITS, Dataset
 from pclmix.engine.start import run_training
 from pclmix.errors import PclmixError
 from pclmix.evaluate import Summary, evaluate, read_summary
-from pclmix.files import read_json, refuse_existing, write_json
+from pclmix.files import read_json, refuse_existing, require_writable, write_json
 from pclmix.predict.base import TTA
 from pclmix.predict.files import predict_files
 from pclmix.predict.model import load
@@ -164,6 +164,7 @@ def _require_same(out: Path, settings: Settings) -> None:
     path = out / SETTINGS
     if not path.is_file():
         refuse_existing(out)
+    require_writable(out)
     if not any(out.glob("fold*")):  # nothing was trained yet, perhaps because the settings were wrong
         write_json(path, now)
         return

@@ -19,6 +19,7 @@ from pclmix.config import load_config
 from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
 from pclmix.evaluate import read_summary
+from pclmix.files import require_writable
 from pclmix.labels import palette
 from pclmix.methods.base import build_params, find_method
 from pclmix.report import figures
@@ -106,6 +107,9 @@ def run_study(
     for variant in variants:  # a misspelt key should fail now, not after the first hours
         config = load_config(recipe or "fast", method, (*overrides, *variant.overrides))
         build_params(find_method(config.method), config.params)
+    if out.is_file():
+        raise PclmixError(f"{out} is a file; --out is the folder for the runs")
+    require_writable(out)
     given = {"--folds": folds, "--method": method, "--recipe": recipe, "--device": device}
     options = [text for key, value in given.items() if value is not None for text in (key, value)]
     shared = [sys.executable, "-m", "pclmix", "crossval", str(dataset), *options]

@@ -23,7 +23,7 @@ from pclmix.data.dataset import (
 from pclmix.data.splits import default_splits
 from pclmix.data.volume import Geometry, ending_of, read_labels, write_image, write_labels
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_folder, refuse_existing, write_json
+from pclmix.files import atomic_folder, refuse_existing, require_writable, write_json
 from pclmix.labels import Labels
 from pclmix.progress import in_threads
 from pclmix.registry import Registry
@@ -82,6 +82,7 @@ def import_dataset(
     plan_for = IMPORTERS.find(kind)
     source, target = Path(source), Path(target)
     refuse_existing(target)
+    require_writable(target)
     need_folder(source)
     plan = plan_for(source, options or Options())
     with atomic_folder(target) as folder:
