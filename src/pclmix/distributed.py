@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from pclmix.errors import PclmixError
 
 
 def world_size() -> int:
@@ -69,3 +76,57 @@ def gather_objects(item: Any) -> list[Any]:
     parts: list[Any] = [None] * world_size()
     dist.all_gather_object(parts, item)
     return parts
+
+
+class LostProcessError(PclmixError):
+    """Another process ended, and this one waited for it in vain. `spokesman` is true in one of those that are left."""
+
+    def __init__(self, text: str, spokesman: bool) -> None:
+        super().__init__(text)
+        self.spokesman = spokesman
+
+
+@contextmanager
+def watch_processes() -> Iterator[None]:
+    """Within, the end of another process is a LostProcessError that names it, not an error of the network library."""
+    if world_size() == 1:
+        yield
+        return
+    known: list[tuple[str, int]] = gather_objects((socket.gethostname(), os.getpid()))
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        lost = _lost(known)
+        if not lost and not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        named = " and ".join(f"process {k + 1} of {len(known)} (rank {k}, PID {known[k][1]})" for k in lost)
+        left = [k for k, (host, _) in enumerate(known) if host == socket.gethostname() and k not in lost]
+        raise LostProcessError(
+            f"{named or 'a process on another node'} ended during training", rank() == left[0]
+        ) from error
+
+
+def _lost(known: Sequence[tuple[str, int]]) -> list[int]:
+    """Ranks of this machine whose process is gone; its connections close a moment before it is."""
+    for _ in range(20):
+        gone = [k for k, (host, pid) in enumerate(known) if host == socket.gethostname() and not _alive(pid)]
+        if gone:
+            return gone
+        time.sleep(0.1)
+    return []
+
+
+def _alive(pid: int) -> bool:
+    """A killed child that nobody has asked about yet still has its number: Linux says that it is a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    status = Path(f"/proc/{pid}/stat")
+    return not status.is_file() or status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[
+        0
+    ] not in ("Z", "X")

@@ -41,7 +41,7 @@ def train(environment: dict[str, str], answer: str, *args: Any, **kwargs: Any) -
 
 
 def trace(folder: Path) -> None:
-    """Note digests of everything ranks must share in folder/RANK.jsonl; INTERRUPT="rank step" sends that one Ctrl-C."""
+    """Note digests of what ranks must share in folder/RANK.jsonl; INTERRUPT="rank step" sends Ctrl-C, KILL kills."""
     call = TrainStep.__call__
 
     def noting(self: TrainStep, step: int, progress: float) -> None:
@@ -62,8 +62,9 @@ def trace(folder: Path) -> None:
         }
         with (folder / f"{rank}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
-        if os.environ.get("INTERRUPT") == f"{rank} {step}":
-            os.kill(os.getpid(), signal.SIGINT)
+        for name, number in (("INTERRUPT", signal.SIGINT), ("KILL", signal.SIGKILL)):
+            if os.environ.get(name) == f"{rank} {step}":
+                os.kill(os.getpid(), number)
 
     TrainStep.__call__ = noting  # type: ignore[method-assign]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -72,20 +73,21 @@ def test_both_ranks_together_see_the_batch_of_the_recipe(
 
 
 def two_ranks(spawn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Two processes as torchrun starts them; what each returned or refused."""
+    """Two processes as torchrun starts them; what each returned or refused, None of one that was killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     given = options.pop("environment", {})
+    killed = given.get("KILL", "none").split()[0]
     started = []
     for rank in ("0", "1"):
         torchrun = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         torchrun |= {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **given}
         started.append(spawn(*args, **options, environment=torchrun))
-    for process, _ in started:
+    for rank, (process, _) in enumerate(started):
         process.join(timeout=300)
-        assert process.exitcode == 0
-    return [json.loads(answer.read_text()) for _, answer in started]
+        assert process.exitcode == (-signal.SIGKILL if str(rank) == killed else 0)
+    return [json.loads(answer.read_text()) if answer.is_file() else None for _, answer in started]
 
 
 def test_ctrl_c_on_one_rank_stops_both_and_the_resume_is_exact(
@@ -102,6 +104,28 @@ def test_ctrl_c_on_one_rank_stops_both_and_the_resume_is_exact(
     assert load_checkpoint(run / LAST)["step"] == 3
     with pytest.raises(PclmixError, match="resume it with --devices 2"):
         train(phantom, run, recipe=None, resume=True)
+    assert two_ranks(spawn, phantom, run, recipe=None, resume=True) == [True, True]
+    same_run(launched[0], run)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_say_which_process_was_killed_and_the_resume_is_exact(
+    rank: int,
+    phantom: Path,
+    launched: tuple[Path, list[list[dict[str, Any]]]],
+    tmp_path: Path,
+    spawn: Callable[..., Any],
+    same_run: Callable[[Path, Path], None],
+) -> None:
+    run = tmp_path / "run"
+    killed = {"TRACE": str(tmp_path), "KILL": f"{rank} 2"}
+    said = two_ranks(spawn, phantom, run, *FOUR, environment=killed)
+    assert said[rank] is None
+    assert f"process {rank + 1} of 2 (rank {rank}, PID " in said[1 - rank]
+    assert "ended during training" in said[1 - rank]
+    assert f"the last checkpoint is {run / LAST}. Go on with: pclmix train" in said[1 - rank]
+    assert "--resume --device cpu --devices 2" in said[1 - rank]
+    assert "\n" not in said[1 - rank]
     assert two_ranks(spawn, phantom, run, recipe=None, resume=True) == [True, True]
     same_run(launched[0], run)
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from pclmix.config import Config, load_config, override_config
 from pclmix.data.dataset import Dataset
 from pclmix.device import device_kind
+from pclmix.distributed import LostProcessError, watch_processes
 from pclmix.engine.checkpoint import LAST, load_newest
 from pclmix.engine.loop import train
 from pclmix.engine.prepare import prepare
@@ -73,12 +74,25 @@ def run_training(
             return True
     prepared = prepare(data, config, fold, console)
     fabric = launch(kind, devices, nodes)
+    again = ["pclmix", "train", str(dataset), "--out", str(out), "--resume"]
+    again += ["--device", device] if device != "auto" else []
+    again += ["--devices", str(devices)] if devices > 1 else []
+    again += ["--nodes", str(nodes)] if nodes > 1 else []
     try:
-        finished = train(data, prepared, out, config, content, fabric, console)
+        with watch_processes():
+            finished = train(data, prepared, out, config, content, fabric, console)
     except DivergedError:
         if fabric.is_global_zero:
             raise
         return True
+    except LostProcessError as error:
+        if not error.spokesman:
+            raise SystemExit(2) from error
+        kept = f"the last checkpoint is {out / LAST}" if (out / LAST).is_file() else "there is no checkpoint yet"
+        raise PclmixError(
+            f"{error}, killed (too little memory?) or with a message of its own; {kept}. "
+            f"Go on with: {shlex.join(again)}"
+        ) from error
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
             raise
@@ -91,10 +105,6 @@ def run_training(
     if finished:
         console.print(f"finished: {out / LAST}", highlight=False, soft_wrap=True)
     else:
-        again = ["pclmix", "train", str(dataset), "--out", str(out), "--resume"]
-        again += ["--device", device] if device != "auto" else []
-        again += ["--devices", str(devices)] if devices > 1 else []
-        again += ["--nodes", str(nodes)] if nodes > 1 else []
         console.print(f"stopped and saved. Go on with: {shlex.join(again)}", highlight=False, soft_wrap=True)
     return finished
 
