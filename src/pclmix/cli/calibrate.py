@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from pclmix.cli import app
+from pclmix.cli import app, options
 
 
 @app.command(epilog="Example: pclmix calibrate run1 data/acdc")
 def calibrate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `pclmix train`.")],
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Scribbles; those trained on are left out.")],
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: options.Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier calibration of the run.")] = False,
 ) -> None:
     """Find the temperature that fits a run's probabilities to scribbles it was not trained on.

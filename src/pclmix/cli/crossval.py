@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pclmix.cli import app
+from pclmix.cli import app, options
 from pclmix.cli.predict import Flips
 
 if TYPE_CHECKING:
@@ -19,21 +19,19 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: pclmix crossval data/acdc --out cv --folds 1-5 --recipe fast")
 def crossval(
-    dataset: Annotated[Path, typer.Argument(help="A dataset folder with folds in splits_final.json.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")] = None,
+    dataset: options.DatasetWithFolds,
+    overrides: options.Overrides = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets fold1, fold2, ...")] = Path("crossval"),
     folds: Annotated[str, typer.Option(help="Such as 1-5, 1,3 or all.")] = "all",
-    method: Annotated[str | None, typer.Option(help="A name of `pclmix methods`.", show_default="pclmix")] = None,
-    recipe: Annotated[str | None, typer.Option(help="paper, fast, tiny or a .yaml file.", show_default="fast")] = None,
-    iterations: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
+    method: options.Method = None,
+    recipe: options.Recipe = None,
+    iterations: options.Iterations = None,
     seconds: Annotated[float | None, typer.Option(help="Train each fold for this long instead.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: options.Seed = None,
+    device: options.Device = "auto",
     devices: Annotated[int, typer.Option(help="Devices to train each fold on.")] = 1,
     tta: Annotated[Flips, typer.Option(help="Average predictions over flipped copies.")] = Flips.none,
-    largest_component: Annotated[
-        bool, typer.Option("--largest-component", help="Keep only the largest 3D part of each class.")
-    ] = False,
+    largest_component: options.LargestComponent = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="As with train; the same command goes on without it, too.")
     ] = False,
@@ -48,15 +46,13 @@ def crossval(
     from pclmix.cli.evaluate import print_summary
     from pclmix.report.crossval import cross_validate
 
-    given = {"engine.iterations": iterations, "engine.seconds": seconds, "seed": seed}
-    extra = [f"{key}={value}" for key, value in given.items() if value is not None]
     result = cross_validate(
         dataset,
         out,
         folds=folds,
         method=method,
         recipe=recipe,
-        overrides=[*extra, *(overrides or [])],
+        overrides=options.settings(overrides, iterations=iterations, seconds=seconds, seed=seed),
         device=device,
         devices=devices,
         tta="flip" if tta is Flips.flip else "none",

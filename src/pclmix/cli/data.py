@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pclmix.cli import app
+from pclmix.cli import app, options
 
 if TYPE_CHECKING:
     from pclmix.data.findings import Report
-
-DatasetFolder = Annotated[Path, typer.Argument(metavar="DATASET", help="A dataset folder, with dataset.json in it.")]
 
 
 @app.command("import", epilog="Example: pclmix import acdc ACDC/database acdc --scribbles ACDC_scribbles")
@@ -48,7 +46,7 @@ def import_(
 
 @app.command("check", epilog="Example: pclmix check acdc --json > check.json")
 def check_(
-    dataset: DatasetFolder,
+    dataset: options.DatasetFolder,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for programs.")] = False,
 ) -> None:
     """Read every file of a dataset and say what is wrong with it: exit code 0 with warnings alone, 2 with errors."""
@@ -94,7 +92,7 @@ def _show_report(report: Report) -> None:
 
 @app.command("split", epilog="Example: pclmix split acdc --folds 4 --seed 1 --kind patient")
 def split_(
-    dataset: DatasetFolder,
+    dataset: options.DatasetFolder,
     folds: Annotated[
         int | None, typer.Option(min=1, help="How many; default 5, or fewer where patients are few.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pclmix.cli import app
+from pclmix.cli import app, options
 
 
 class Flips(StrEnum):
@@ -25,9 +25,7 @@ def predict(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder that gets CASE.nii.gz.")],
     fold: Annotated[int | None, typer.Option(help="Only the test cases of this fold of the dataset INPUT.")] = None,
     tta: Annotated[Flips, typer.Option(help="Average over flipped copies of each slice.")] = Flips.none,
-    largest_component: Annotated[
-        bool, typer.Option("--largest-component", help="Keep only the largest 3D part of each class.")
-    ] = False,
+    largest_component: options.LargestComponent = False,
     uncertainty: Annotated[
         bool,
         typer.Option("--uncertainty", help="Write entropy maps, a quality estimate a case, and where to draw next."),
@@ -39,7 +37,7 @@ def predict(
     net: Annotated[
         str, typer.Option(help="Of a method with several networks: one of them, such as net2, or ensemble.")
     ] = "net",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: options.Device = "auto",
     batch: Annotated[
         int | None, typer.Option(help="Slices through the network at once.", show_default="by device")
     ] = None,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pclmix.cli import app
+from pclmix.cli import app, options
 
 
 @app.command(epilog="Example: pclmix serve data/acdc. A new dataset: pclmix serve data/mine --classes RV,Myo,LV")
 def serve(
-    dataset: Annotated[Path, typer.Argument(help="A dataset folder (dataset.json, imagesTr, labelsTr).")],
+    dataset: options.TrainingDataset,
     host: Annotated[str, typer.Option(help="Address to listen on; any but this computer's own needs a token.")] = (
         "127.0.0.1"
     ),
