@@ -85,7 +85,9 @@ class Config(Section):
     recipe: str = Field("custom", description="the recipe this came from")
     method: str = Field("pclmix", description="a name of `pclmix methods`")
     net: str = Field("resnet50", description="resnet50, resnet34, resnet18, resnet10 (thin) or unet")
-    seed: int = Field(0, description="of weights, data order, augmentation and mixing")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        0, description="of weights, data order, augmentation and mixing"
+    )
     encoder: Encoder = Encoder()
     data: Data = Data()
     augment: Augment = Augment()

@@ -119,7 +119,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        # Some editors put a mark in front that says "UTF-8".
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise PclmixError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

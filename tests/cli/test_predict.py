@@ -91,6 +91,7 @@ def test_a_bad_file_is_exit_2_at_the_end(call: Call, tiny_run: Path, phantom_dat
         (("{run}", "{set}", "{out}", "--fold", "9"), "fold 9 does not exist"),
         (("{run}", "{set}", "{out}", "--device", "gpu"), "--device gpu is not known"),
         (("{run}", "{set}", "{out}", "--batch", "0"), "--batch 0"),
+        (("{run}", "{set}/imagesTr", "{set}/../set/imagesTr"), "is INPUT itself; choose another OUT"),
     ],
 )
 def test_mistakes(

@@ -130,3 +130,14 @@ def test_nothing_is_drawn_outside_its_class(phantom: Path) -> None:
     for case in dataset.cases:
         drawn, mask = dataset.read_scribble(case)[0], dataset.read_reference(case)[0]
         assert ((drawn == mask) | (drawn == IGNORE)).all()
+
+
+def test_the_next_command_can_be_copied_where_a_path_has_spaces(
+    phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spaced = tmp_path / "my masks"
+    shutil.copytree(phantom / "referenceTr", spaced)
+    assert run(monkeypatch, "scribble", spaced, tmp_path / "my strokes") == 0
+    assert f"--scribbles '{tmp_path / 'my strokes'}' --masks '{spaced}'" in capsys.readouterr().out
+    assert run(monkeypatch, "scribble", phantom, tmp_path / "my set") == 0
+    assert f"pclmix check '{tmp_path / 'my set'}'" in capsys.readouterr().out

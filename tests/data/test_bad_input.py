@@ -158,6 +158,7 @@ def test_one_case_in_two_folds(dataset, run, edit_json):
         (lambda s: s[0]["val"].append(CASE), "named twice"),
         (lambda s: s[0]["val"].append("patient009_frame01"), "names case 'patient009_frame01'"),
         (lambda s: s[0].pop("val"), "a list of"),
+        (lambda s: s.clear(), "a list of .*`pclmix split"),
     ],
 )
 def test_splits_that_leak(change, words, dataset, run, edit_json):
@@ -176,6 +177,7 @@ def test_splits_that_leak(change, words, dataset, run, edit_json):
         (lambda d: d.update(numTraining=5), "numTraining is 5, but 6 cases"),
         (lambda d: d.update(channel_names=["MRI"]), "channel_names must be a table"),
         (lambda d: d.update(patient_pattern="("), "not a regular expression"),
+        (lambda d: d.update(patient_pattern="([^_]+)_"), "has no group 'patient'"),
         (lambda d: d.update(file_ending=".nii"), r"files ending in \.nii\.gz"),
     ],
 )
@@ -191,6 +193,12 @@ def test_dataset_json_with_a_mistake(change, words, dataset, run, edit_json):
 def test_dataset_json_that_is_not_json(dataset, run):
     (dataset / "dataset.json").write_text('{"labels": ')
     assert_refused(run("check", dataset), r"dataset\.json is not valid JSON")
+
+
+def test_a_byte_order_mark_in_front_of_json_is_no_mistake(dataset, run):
+    content = (dataset / "dataset.json").read_text()
+    (dataset / "dataset.json").write_text(content, encoding="utf-8-sig")
+    assert run("check", dataset).code == 0
 
 
 def test_not_a_dataset(dataset, tmp_path, run):

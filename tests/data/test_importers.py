@@ -257,6 +257,9 @@ def test_folder_does_not_guess(tmp_path, run):
     result = run("import", "folder", gap, tmp_path / "out", "--classes", "background=0,tumour=5")
     assert result.code == 0, result
     assert Dataset.open(tmp_path / "out").labels.names == ("background", "tumour")
+    result = run("import", "folder", gap, tmp_path / "doubt", "--ignore", 9, "--classes", "background=0,a=5,b=255")
+    assert result.code == 0, result
+    assert "holds 9, 'nothing drawn': is --ignore right?" in result.err
     for classes in ("background,background", "background=x,a", "background=255,a", "a"):
         assert run("import", "folder", gap, tmp_path / "no", "--classes", classes).code == 2
 

@@ -53,6 +53,7 @@ def refused(phantom: Path, tmp_path: Path, train: Train) -> Callable[..., str]:
         (["optim.lrr=1"], {}, ["unknown key 'optim.lrr'", "Did you mean 'lr'?"]),
         (["params.queu=1"], {}, ["unknown key 'queu'", "Did you mean 'queue'?"]),
         (["optim.lr=-1"], {}, ["optim.lr=-1", "greater than 0"]),
+        (["seed=-1"], {}, ["seed=-1", "greater than or equal to 0"]),
         (["optim.lr"], {}, ["'optim.lr' is not of the form key=value"]),
         ([], {"fold": 9}, ["fold 9 does not exist", "folds 1 to 3"]),
         (["encoder.weights=nowhere.pth"], {}, ["nowhere.pth"]),

@@ -141,7 +141,7 @@ def test_a_dataset_names_the_classes_and_its_folds_say_what_is_expected(masks, d
     assert run(monkeypatch, "evaluate", pred, dataset, "--out", out) == 2
     assert "p1_ES" in capsys.readouterr().err
     assert json.loads(out.read_text())["missing"] == ["p1_ES"]
-    with pytest.raises(PclmixError, match="no prediction in"):
+    with pytest.raises(PclmixError, match=r"name of a case that was asked for in .*: p1_ED and p2_ED, p3_ED;"):
         evaluate(pred, dataset, fold=2)
     (dataset / "splits_final.json").unlink()
     assert evaluate(pred, dataset).missing == ()
@@ -240,6 +240,14 @@ def test_values_that_the_dataset_does_not_know_are_refused(masks, dataset):
     save(pred, "p2_ED", truth(2) * 3)
     with pytest.raises(PclmixError, match=r"6 are not in dataset.json"):
         evaluate(pred, dataset)
+
+
+def test_a_run_that_has_not_predicted_is_told_so(masks, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last.ckpt").write_bytes(b"")
+    save(tmp_path / "run", "losses", truth(0))
+    with pytest.raises(PclmixError, match=r"run is a run without predictions; first `pclmix predict .*run DATASET"):
+        evaluate(tmp_path / "run", masks[1])
 
 
 def test_nothing_there(tmp_path, masks):

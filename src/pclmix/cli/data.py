@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,7 +42,7 @@ def import_(
         typer.echo(f"note: {note}", err=True)
     references = sum(made.has_reference(case) for case in made.cases)
     typer.echo(f"{dataset}: {len(made.cases)} cases, {references} with a dense mask, {len(made.splits())} folds")
-    typer.echo(f"next: pclmix check {dataset}")
+    typer.echo(f"next: pclmix check {quote(str(dataset))}")
 
 
 @app.command("check", epilog="Example: pclmix check acdc --json > check.json")
@@ -96,7 +97,9 @@ def split_(
     folds: Annotated[
         int | None, typer.Option(min=1, help="How many; default 5, or fewer where patients are few.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Shuffle the patients; without it they stay in order.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Shuffle the patients; without it they stay in order.")
+    ] = None,
     kind: Annotated[str, typer.Option(help="patient, or acdc: twenty consecutive patient numbers a fold.")] = "patient",
 ) -> None:
     """Write other folds, by patient, to splits_final.json; the ones before are kept as splits_previous.json."""

@@ -15,7 +15,7 @@ from pclmix.cli import app
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")] = Path("demo"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the phantom and of training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the phantom and of training.")] = 0,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of training for each of the two methods.")] = 80.0,
 ) -> None:
     """Train PCLMix and partial cross-entropy from the same scribbles on a phantom, and compare them in one page.

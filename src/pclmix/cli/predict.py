@@ -54,11 +54,14 @@ def predict(
     from rich.console import Console
     from rich.progress import Progress
 
+    from pclmix.errors import PclmixError
     from pclmix.files import require_writable
     from pclmix.predict import load
     from pclmix.predict.files import predict_files
 
     console = Console(stderr=True)
+    if source.exists() and out.resolve() == source.resolve():
+        raise PclmixError(f"{out} is INPUT itself; choose another OUT, so that labels and images stay apart")
     require_writable(out)
     if uncertainty and model.suffix.lower() != ".onnx":
         from pclmix.predict.dual import load_uncertain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -28,7 +29,7 @@ def phantom(
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("making cases", total=2 * cases)
         names = make_phantom(out, cases, seed, progress=lambda _: bar.advance(task))
-    typer.echo(f"{out}: {len(names)} cases of {cases} patients; next: pclmix check {out}")
+    typer.echo(f"{out}: {len(names)} cases of {cases} patients; next: pclmix check {quote(str(out))}")
 
 
 @app.command(epilog="Example: pclmix scribble masks scribbles --amount 0.5 --seed 1")

@@ -74,9 +74,13 @@ class Dataset:
         labels = Labels.from_json(content["labels"], str(where))
         pattern = str(content.get("patient_pattern", PATIENT_PATTERN))
         try:
-            re.compile(pattern)
+            groups = re.compile(pattern).groupindex
         except re.error as error:
             raise PclmixError(f"{where}: patient_pattern {pattern!r} is not a regular expression: {error}") from error
+        if "patient" not in groups:  # every case would be a patient of its own, and folds would share patients
+            raise PclmixError(
+                f"{where}: patient_pattern {pattern!r} has no group 'patient'; write it as in '(?P<patient>[^_]+)_'"
+            )
         return cls(
             root,
             channels,
@@ -130,8 +134,10 @@ class Dataset:
         if not path.exists():
             return default_splits(self.cases, self.patient_pattern) if self.cases else []
         content = read_json(path)
-        if not isinstance(content, list) or not all(_is_split(s) for s in content):
-            raise PclmixError(f'{path}: a list of {{"train": [...], "val": [...]}} is needed')
+        if not isinstance(content, list) or not content or not all(_is_split(s) for s in content):
+            raise PclmixError(
+                f'{path}: a list of {{"train": [...], "val": [...]}} is needed; `pclmix split {self.root}` writes one'
+            )
         known = set(self.cases)
         for k, entry in enumerate(content, start=1):
             unknown = [c for c in (*entry["train"], *entry["val"]) if c not in known]
@@ -160,7 +166,8 @@ def read_channels(paths: Sequence[Path], count: int) -> Volume:
     if array.shape[0] == 3 and count == 1 and bool((array == array[:1]).all()):
         array = array[:1]  # a grey picture saved as RGB
     if array.shape[0] != count:
-        raise PclmixError(f"{paths[0]}: {array.shape[0]} channels found, {count} needed")
+        colours = "; a colour picture has three: save it as grey" if (array.shape[0], count) == (3, 1) else ""
+        raise PclmixError(f"{paths[0]}: {array.shape[0]} channels found, {count} needed{colours}")
     return Volume(array, volumes[0].geometry)
 
 

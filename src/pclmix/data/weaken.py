@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def _weaken_dataset(source: Dataset, out: Path, style: Style, seed: int, show: b
         write_splits(folder, [s for s in splits if s.test])
     left = len(source.cases) - len(dense)
     note = f" ({left} cases without a dense mask left out)" if left else ""
-    return len(dense), f"a complete dataset{note}; next: pclmix check {out}"
+    return len(dense), f"a complete dataset{note}; next: pclmix check {quote(str(out))}"
 
 
 def _weaken_folder(masks: Path, out: Path, style: Style, seed: int, show: bool) -> tuple[int, str]:
@@ -114,8 +115,9 @@ def _weaken_folder(masks: Path, out: Path, style: Style, seed: int, show: bool) 
 
         in_threads(work, files, "drawing", show=show)
     flat = all(path.parent == masks for path in files)
-    kind, more = ("folder IMAGES", f" --masks {masks}") if flat else (f"KIND {masks}", "")
-    way = f"pclmix import {kind} DATASET --scribbles {out}{more}"
+    drawn, dense = quote(str(out)), quote(str(masks))
+    kind, more = ("folder IMAGES", f" --masks {dense}") if flat else (f"KIND {dense}", "")
+    way = f"pclmix import {kind} DATASET --scribbles {drawn}{more}"
     return len(files), f"{labels.count} classes, {ignore} where nothing is drawn; next: {way}"
 
 

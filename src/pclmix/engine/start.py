@@ -60,7 +60,7 @@ def run_training(
     params = build_params(find_method(config.method), config.params)
     config = config.model_copy(update={"params": params.model_dump(mode="json")})
     if not resume:
-        refuse_existing(out)
+        refuse_existing(out, way_out="go on with --resume, choose another name or remove it first")
     require_writable(out)
     devices, nodes = count_processes(devices, nodes)
     kind = choose_device(device, devices, nodes)

@@ -66,9 +66,11 @@ def match(prediction: Path, reference: Path, cases: Sequence[str] | None = None)
     wanted = sorted(set(expected))
     paired = [case for case in wanted if case in guesses and case in truths]
     if not paired:
+        asked = "a case that was asked for" if cases is not None else "a reference"
         raise PclmixError(
-            f"no prediction in {prediction} has the name of a reference in {reference}: "
-            f"{_sample(guesses)} and {_sample(truths)}; a prediction must be called as its case is"
+            f"no prediction in {prediction} has the name of {asked} in {reference}: "
+            f"{_sample(guesses)} and {_sample(truths if cases is None else cases)}; "
+            "a prediction must be called as its case is"
         )
     return Match(
         tuple(Pair(case, guesses[case], truths[case]) for case in paired),
@@ -166,6 +168,8 @@ def dense_masks(dataset: Dataset) -> Path:
 def _prediction_folder(path: Path) -> Path:
     """A run folder keeps its predictions in `predictions`."""
     inner = path / "predictions"
+    if not inner.is_dir() and (path / "last.ckpt").is_file():
+        raise PclmixError(f"{path} is a run without predictions; first `pclmix predict {path} DATASET {inner}`")
     return inner if inner.is_dir() else path
 
 

@@ -48,12 +48,12 @@ def plan(source: Path, options: Options) -> Plan:
     files = _match(images, scribble_files, mask_files)
     endings = Counter(ending_of(path) for sources in files.values() for path in sources.images)
     ending = endings.most_common(1)[0][0]
-    labels, values = _meaning(options, [s.scribble for s in files.values()], scribbles)
+    labels, values, doubts = _meaning(options, [s.scribble for s in files.values()], scribbles)
     mask_values = _mask_meaning([s.mask for s in files.values() if s.mask], labels, values)
     channels = _channels(next(iter(files.values())))
     write = partial(_write, files, ending, len(channels), values, mask_values)
     notes = tuple(f"{path} has no image and was left out" for case, path in mask_files.items() if case not in files)
-    return Plan(channels, labels, ending, tuple(sorted(files)), write, notes)
+    return Plan(channels, labels, ending, tuple(sorted(files)), write, (*doubts, *notes))
 
 
 def _write(
@@ -147,8 +147,8 @@ def _channels(first: Sources) -> tuple[str, ...]:
     return ("image",)
 
 
-def _meaning(options: Options, scribbles: Sequence[Path], folder: Path) -> tuple[Labels, Values]:
-    """The classes and, for each value of a scribble file, the class or the ignore label it stands for.
+def _meaning(options: Options, scribbles: Sequence[Path], folder: Path) -> tuple[Labels, Values, tuple[str, ...]]:
+    """The classes; for each value of a scribble file, the class or the ignore label it stands for; remarks.
 
     Unannotated is --ignore, else the highest value if it is also the commonest: a scribble leaves most pixels
     untouched. Anything else is a question for the user, not a guess.
@@ -175,7 +175,8 @@ def _meaning(options: Options, scribbles: Sequence[Path], folder: Path) -> tuple
             f"{folder}: the scribbles hold {listed(unknown)}, which no class has; "
             f"the classes are {listed((f'{n}={v}' for n, v in zip(names, numbers, strict=True)), 20)}"
         )
-    return labels, {**{v: k for k, v in enumerate(numbers)}, ignore: len(names)}
+    doubts = () if ignore in counts else (f"no pixel of {folder} holds {ignore}, 'nothing drawn': is --ignore right?",)
+    return labels, {**{v: k for k, v in enumerate(numbers)}, ignore: len(names)}, doubts
 
 
 def _count(path: Path) -> dict[int, int]:
