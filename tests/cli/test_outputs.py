@@ -92,3 +92,14 @@ def test_two_outputs_of_one_name(
     both = ["--out", str(tmp_path / "s.json"), "--csv", str(tmp_path / "s.json")]
     refused(monkeypatch, ["evaluate", str(phantom_dataset / "referenceTr"), str(phantom_dataset), *both])
     assert "give them two names" in capsys.readouterr().err
+
+
+def test_a_place_one_may_not_look_into_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def locked(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "locked/x")
+
+    monkeypatch.setattr("pclmix.data.check.check_folder", locked)
+    refused(monkeypatch, ["check", "locked/x"])
+    assert "error: locked/x: Permission denied; ask for the right to use it" in capsys.readouterr().err

@@ -70,6 +70,16 @@ def test_a_gpu_that_is_not_there(refused: Callable[..., str]) -> None:
     assert "use --device cpu" in refused(device="cuda")
 
 
+def test_a_cache_that_cannot_be_written(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "file" / "cache"))
+    message = refused()
+    assert str(tmp_path / "file" / "cache") in message
+    assert "PCLMIX_CACHE names another folder" in message
+
+
 def test_torchrun_and_devices_must_agree(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)

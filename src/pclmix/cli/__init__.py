@@ -64,6 +64,8 @@ def main() -> None:
         app()
     except PclmixError as error:
         _complain(str(error))
+    except PermissionError as error:
+        _complain(f"{error.filename}: {error.strerror}; ask for the right to use it, or choose another place")
     except KeyboardInterrupt:
         _complain("interrupted", code=130)
     except BrokenPipeError:

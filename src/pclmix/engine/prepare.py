@@ -17,7 +17,7 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.splits import validation_cut
 from pclmix.data.store import Settings, Source, Store, cache_folder, content_key, open_store
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_path
+from pclmix.files import atomic_path, require_writable
 from pclmix.methods.base import Method, find_method
 
 
@@ -41,6 +41,7 @@ def prepare(dataset: Dataset, config: Config, fold: int | None, console: Console
     cases = dataset.cases if fold is None else dataset.fold(fold).train
     if not cases:
         raise PclmixError(f"{dataset.root}: there is no case to train on" + (f" in fold {fold}" if fold else ""))
+    _require_cache()
     method = find_method(config.method)
     if _source(method) == "reference":
         _require_masks(dataset, cases, config.method)
@@ -58,6 +59,16 @@ def prepare(dataset: Dataset, config: Config, fold: int | None, console: Console
     if split.test:
         held = open_store(dataset, split.test, Settings(config.data.size, config.data.intensity), progress=show)
     return Prepared(fold, split.train, store, held)
+
+
+def _require_cache() -> None:
+    """Prepared slices are kept in a cache, which may lie where nobody thought of: say so before the work."""
+    try:
+        require_writable(cache_folder())
+    except PclmixError as error:
+        raise PclmixError(
+            f"{error}: prepared slices are kept there, unless PCLMIX_CACHE names another folder"
+        ) from error
 
 
 def _require_sound_once(dataset: Dataset, cases: tuple[str, ...], source: Source, console: Console) -> None:
