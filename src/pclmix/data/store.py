@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -171,10 +172,13 @@ def _prepare(
         with (
             (temporary / "images.f16").open("wb") as images,
             (temporary / "labels.i16").open("wb") as labels,
-            ProcessPoolExecutor(workers, mp_context=get_context("forkserver")) as pool,
+            # A few cases are not worth a process.
+            ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
+            if len(jobs) >= 8
+            else nullcontext() as pool,
         ):
-            # A single case is not worth a process; results come back in order, so a store has one layout.
-            results = map(_prepare_case, jobs) if len(jobs) < 8 else pool.map(_prepare_case, jobs, chunksize=4)
+            # Results come back in order, so a store has one layout.
+            results = pool.map(_prepare_case, jobs, chunksize=4) if pool else map(_prepare_case, jobs)
             for image, label, maps, spacing in progress(results, len(jobs)):
                 image.tofile(images)
                 label.tofile(labels)
