@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import nibabel as nib
@@ -19,8 +21,8 @@ from pclmix.data.dataset import write_dataset_json
 from pclmix.data.volume import read_image, write_labels
 from pclmix.labels import Labels
 from pclmix.web.app import create_app
+from pclmix.web.packing import Limits
 from pclmix.web.security import Rules
-from pclmix.web.uploads import Limits
 
 LABELS = Labels(("background", "RV", "LV"), 3)
 #: x to posterior, y to the left, z downwards: each axis permuted or flipped.
@@ -89,3 +91,51 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture
 def page(serve: Serve, dataset: Path) -> Running:
     return serve(dataset)
+
+
+class Slices:
+    """Makes the files of a DICOM series on an oblique plane: a bright column, row and slice tell its axes apart."""
+
+    across, down = np.array([0.8, 0.6, 0.0]), np.array([0.0, 0.0, -1.0])
+    origin, gap, spacing = np.array([-30.0, 12.0, 55.0]), 8.0, (1.25, 1.5)  # spacing: down a column, along a row
+
+    def __call__(self, uid: str, count: int = 4, shape: tuple[int, int] = (20, 24), **extra: Any) -> list[bytes]:
+        return [self._one(uid, z, plane, extra) for z, plane in enumerate(self.values(count, shape))]
+
+    def values(self, count: int = 4, shape: tuple[int, int] = (20, 24)) -> np.ndarray:
+        z, y, x = np.meshgrid(range(count), *map(range, shape), indexing="ij")
+        return z * 1000 + y * 20 + x
+
+    def place(self, x: float, y: float, z: float) -> np.ndarray:
+        """Where a voxel lies, in NIfTI's axes."""
+        at = self.origin + z * self.gap * np.cross(self.across, self.down)
+        at = at + x * self.spacing[1] * self.across + y * self.spacing[0] * self.down
+        return at * (-1, -1, 1)
+
+    def _one(self, uid: str, z: int, plane: np.ndarray, extra: dict[str, Any]) -> bytes:
+        from pydicom.dataset import FileDataset, FileMetaDataset
+        from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage, generate_uid
+
+        meta = FileMetaDataset()
+        meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = MRImageStorage, generate_uid()
+        meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        ds = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+        ds.SOPClassUID, ds.SOPInstanceUID, ds.SeriesInstanceUID = MRImageStorage, meta.MediaStorageSOPInstanceUID, uid
+        ds.PatientName, ds.SeriesNumber, ds.SeriesDescription, ds.InstanceNumber = "Doe^Jane", 7, "short axis", z
+        ds.ImageOrientationPatient = [*self.across.tolist(), *self.down.tolist()]
+        position = self.origin + z * self.gap * np.cross(self.across, self.down)
+        ds.ImagePositionPatient = [f"{v:.6f}" for v in position]
+        ds.PixelSpacing, ds.Rows, ds.Columns = list(self.spacing), *plane.shape
+        ds.SamplesPerPixel, ds.PhotometricInterpretation, ds.PixelRepresentation = 1, "MONOCHROME2", 1
+        ds.BitsAllocated, ds.BitsStored, ds.HighBit = 16, 16, 15
+        ds.PixelData = plane.astype("<i2").tobytes()
+        for key, value in extra.items():
+            setattr(ds, key, value)
+        buffer = io.BytesIO()
+        ds.save_as(buffer, enforce_file_format=True)
+        return buffer.getvalue()
+
+
+@pytest.fixture
+def slices() -> Slices:
+    return Slices()

@@ -15,7 +15,7 @@ import pytest
 from pclmix.data.check import check
 from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
-from pclmix.web.uploads import Limits, clean_name
+from pclmix.web.packing import Limits, clean_name
 
 AFFINE = np.diag([-1.5, 1.25, 8, 1.0])
 

@@ -16,14 +16,16 @@ from starlette.concurrency import run_in_threadpool
 from pclmix import __version__
 from pclmix.config import recipe_names
 from pclmix.errors import PclmixError
+from pclmix.web import series
 from pclmix.web.cases import CaseBook, classes, display_nifti, image_file
 from pclmix.web.events import Bus, stream
 from pclmix.web.exports import dataset_files, prediction_files, stream_zip
 from pclmix.web.jobs import BusyError, Jobs
+from pclmix.web.packing import Limits, TooLargeError
 from pclmix.web.predictions import PredictionBook, where_next
 from pclmix.web.security import Guard, Rules
 from pclmix.web.strokes import StaleError, StrokeBook
-from pclmix.web.uploads import Limits, TooLargeError, add, incoming, receive
+from pclmix.web.uploads import add, incoming, receive
 from pclmix.web.workspace import OutsideError, UnknownError, Workspace
 
 STATIC = Path(__file__).parent / "static"
@@ -102,7 +104,8 @@ def _dataset_routes(bench: Bench) -> APIRouter:
         about = {"name": found.name, "folder": str(bench.workspace.root), "channels": found.channels}
         kinds = {"classes": classes(found.labels), "picture": not found.ending.startswith(".nii")}
         cases = [{"name": case, "predictions": bench.predictions.of(case)} for case in found.cases]
-        return {**about, **kinds, "cases": cases, "version": __version__}
+        takes = {"upload": bench.limits.upload, "files": bench.limits.files, "dicom": series.is_available()}
+        return {**about, **kinds, "takes": takes, "cases": cases, "version": __version__}
 
     @api.get("/progress")
     def progress(case: Annotated[list[str] | None, Query()] = None) -> dict[str, Any]:

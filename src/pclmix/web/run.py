@@ -22,8 +22,8 @@ def run_server(
         if error.name not in ("uvicorn", "fastapi", "starlette"):
             raise
         raise PclmixError("the workbench needs the extra 'web': pip install 'pclmix[web]'") from error
+    from pclmix.web.packing import Limits, MiB
     from pclmix.web.security import Rules
-    from pclmix.web.uploads import Limits, MiB
     from pclmix.web.workspace import make_dataset
 
     if classes is not None:

@@ -1,46 +1,31 @@
-"""Images that a user drops on the page: streamed to disk under a limit, unpacked under a limit, checked, then added.
-
-Names are made anew from letters, digits and a few signs; folders in a zip are looked at, never followed.
-"""
+"""Images that a user drops on the page: streamed to disk under a limit, unpacked under a limit, checked, then added."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import tempfile
-import zipfile
-import zlib
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
 from pclmix.data.dataset import IMAGES, SCRIBBLES, read_channels
 from pclmix.data.importers.base import copy_bytes
-from pclmix.data.volume import ENDINGS, Geometry, ending_of, read_labels, stem_of, write_labels
+from pclmix.data.volume import ENDINGS, Geometry, ending_of, read_image, read_labels, stem_of, write_labels
 from pclmix.errors import PclmixError
+from pclmix.files import atomic_path
 from pclmix.labels import IGNORE
+from pclmix.web import series
+from pclmix.web.packing import Contents, Limits, MiB, TooLargeError, clean_name, is_dicom, require_bounded, unpack
+from pclmix.web.series import Dropped
 from pclmix.web.workspace import Workspace
 
-MiB = 1 << 20
-_CHUNK = MiB
-_FILES = 5000  # in one zip
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
-_WORD = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-class TooLargeError(PclmixError):
-    """An upload, or what is packed in it, goes beyond the limits."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bytes of one upload as sent, and of everything in it when unpacked."""
-
-    upload: int = 2048 * MiB
-    unpacked: int = 8192 * MiB
+_ADDING = threading.Lock()  # two uploads at once must not both find a name free
 
 
 @dataclass
@@ -74,128 +59,84 @@ def incoming(workspace: Workspace) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def clean_name(name: str) -> str:
-    """The last part of a name, with nothing in it that a file system or a shell takes for more than a letter."""
-    last = PurePosixPath(name.replace("\\", "/")).name
-    ending = last[len(stem_of(Path(last))) :] if ending_of(Path(last)) else ""
-    clean = _WORD.sub("_", last.removesuffix(ending)).strip("._-") + ending
-    if clean == ending or len(clean) > 150:
-        raise PclmixError(f"'{name[:60]}' cannot be used as a name; rename the file to a few letters and digits")
-    return clean
-
-
 def add(workspace: Workspace, upload: Path, name: str, limits: Limits) -> Added:
     """Add one uploaded file, an image or a zip of images, to the dataset."""
     if name.lower().endswith(".zip"):
-        folder = upload.parent / "unpacked"
-        images, strokes = unpack(upload, folder, limits)
+        found = unpack(upload, upload.parent / "unpacked", limits)
+    elif is_dicom(upload):
+        found = Contents(dicom=[Dropped(upload, (), name)])
     else:
         clean = clean_name(name)
         if not ending_of(Path(clean)):
-            raise PclmixError(f"{clean}: unknown file ending; drop {', '.join(ENDINGS)} or a .zip of them")
+            raise PclmixError(f"{clean}: unknown file ending; drop {', '.join(ENDINGS)}, DICOM or a .zip of them")
         path = upload.with_name(clean)
         upload.rename(path)
-        _require_bounded(path, limits.unpacked)
-        images, strokes = [path], {}
-    return _add_cases(workspace, images, strokes)
+        found = Contents([path], unpacked=require_bounded(path, limits.unpacked))
+    return _add_all(workspace, found, upload.with_name("converted"), limits)
 
 
-def unpack(archive: Path, folder: Path, limits: Limits) -> tuple[list[Path], dict[str, Path]]:
-    """Images of a zip, and the label maps among them (those in a folder labelsTr or scribbles) by case.
-
-    Sizes are counted while inflating: what the zip says of itself is not believed.
-    """
-    budget = limits.unpacked
-    images: list[Path] = []
-    strokes: dict[str, Path] = {}
-    try:
-        with zipfile.ZipFile(archive) as content:
-            entries = [e for e in content.infolist() if not e.is_dir() and ending_of(Path(e.filename))]
-            if len(entries) > _FILES:
-                raise TooLargeError(f"the zip holds {len(entries)} files; at most {_FILES} are unpacked at once")
-            for entry in entries:
-                parents = PurePosixPath(entry.filename.replace("\\", "/")).parts[:-1]
-                clean = clean_name(entry.filename)
-                if any(part.startswith((".", "__MACOSX")) for part in parents) or (entry.external_attr >> 28) == 0xA:
-                    continue  # a hidden folder or a symbolic link
-                is_label = any(part in (SCRIBBLES, "scribbles") for part in parents)
-                if any(part in ("referenceTr", "masks", "predictions") for part in parents):
-                    continue
-                target = folder / ("labels" if is_label else "images") / clean
-                if target.exists():
-                    raise PclmixError(f"the zip holds two files named {clean}; rename one of them")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                budget -= _inflate(content, entry, target, budget)
-                budget -= _require_bounded(target, budget)
-                if is_label:
-                    strokes[stem_of(target)] = target
-                else:
-                    images.append(target)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
-        raise PclmixError(f"the zip cannot be read ({error}); make it again, without a password") from error
-    if not images:
-        raise PclmixError(f"the zip holds no images ({', '.join(ENDINGS)})")
-    return images, strokes
-
-
-def _inflate(content: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path, budget: int) -> int:
-    size = 0
-    with content.open(entry) as source, target.open("wb") as file:
-        while chunk := source.read(_CHUNK):
-            size += len(chunk)
-            if size > budget:
-                raise TooLargeError("the zip unpacks to more than the workbench takes at once; send it in parts")
-            file.write(chunk)
-    return size
-
-
-def _require_bounded(path: Path, budget: int) -> int:
-    """The unpacked size of a .gz, refused beyond the budget before anything reads it into memory; else 0."""
-    if ending_of(path) != ".nii.gz":
-        return 0
-    size = 0
-    inflater = zlib.decompressobj(wbits=31)
-    with path.open("rb") as file:
-        try:
-            while data := file.read(_CHUNK):
-                while data:
-                    size += len(inflater.decompress(data, _CHUNK))
-                    if size > budget:
-                        raise TooLargeError(f"{path.name} unpacks to more than {budget // MiB} MiB; it was not added")
-                    data = inflater.unconsumed_tail
-                    if inflater.eof:
-                        data = inflater.unused_data
-                        inflater = zlib.decompressobj(wbits=31)
-        except zlib.error as error:
-            raise PclmixError(
-                f"{path.name} is truncated or damaged ({error}); copy it again from its source"
-            ) from error
-    return size
-
-
-def _add_cases(workspace: Workspace, images: list[Path], strokes: dict[str, Path]) -> Added:
+def _add_all(workspace: Workspace, found: Contents, folder: Path, limits: Limits) -> Added:
     """Copy whole cases into the dataset; one that exists or does not fit is left out with a note."""
     added = Added()
+    scans = series.Converted()
+    if found.dicom:
+        if not workspace.dataset.ending.startswith(".nii"):
+            raise PclmixError(f"this dataset holds {workspace.dataset.ending} pictures; DICOM needs one of .nii.gz")
+        scans = series.convert(found.dicom, folder, limits.unpacked - found.unpacked)
+    with _ADDING:
+        _add_images(workspace, found, added)
+        for name, path in scans.images.items():
+            try:
+                case = _free_name(workspace, name, path)
+                _add_case(workspace, case, [path], None)
+                added.cases.append(case)
+            except PclmixError as error:
+                added.notes.append(f"{name}: {error}")
+            workspace.refresh()
+        workspace.complete()
+    added.notes += scans.notes
+    if not added.cases:
+        more = f"; and {len(added.notes) - 5} more" if len(added.notes) > 5 else ""
+        raise PclmixError("; ".join(added.notes[:5]) + more)
+    return added
+
+
+def _add_images(workspace: Workspace, found: Contents, added: Added) -> None:
     dataset = workspace.refresh()
     groups: dict[str, dict[int, Path]] = {}
-    for path in sorted(images):
+    for path in sorted(found.images):
         match = _CHANNEL.match(stem_of(path))
         case, channel = (match["case"], int(match["channel"])) if match else (stem_of(path), 0)
         groups.setdefault(case, {})[channel] = path
-    for case, found in groups.items():
+    for case, channels in groups.items():
         try:
             if case in dataset.cases:
                 raise PclmixError("a case of this name is there already; rename the file")
-            if sorted(found) != list(range(len(found))):
-                raise PclmixError(f"its channels are {', '.join(map(str, sorted(found)))}; 0, 1, ... are needed")
-            _add_case(workspace, case, [found[c] for c in sorted(found)], strokes.get(case))
+            if sorted(channels) != list(range(len(channels))):
+                raise PclmixError(f"its channels are {', '.join(map(str, sorted(channels)))}; 0, 1, ... are needed")
+            _add_case(workspace, case, [channels[c] for c in sorted(channels)], found.strokes.get(case))
             added.cases.append(case)
         except PclmixError as error:
             added.notes.append(f"{case}: {error}")
-    workspace.complete()
-    if not added.cases:
-        raise PclmixError("; ".join(added.notes[:5]))
-    return added
+
+
+def _free_name(workspace: Workspace, name: str, path: Path) -> str:
+    """`name`, or name_2, ...: folders of scans are often all named alike. The same scan twice is refused."""
+    dataset, number, free = workspace.refresh(), 1, name
+    while free in dataset.cases:
+        if _same_image(workspace.image_paths(free)[0], path):
+            raise PclmixError(f"this scan is there already as {free}")
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _same_image(one: Path, other: Path) -> bool:
+    try:
+        first, second = read_image(one), read_image(other)
+    except PclmixError:
+        return False
+    return not first.geometry.same_grid(second.geometry) and np.array_equal(first.array, second.array)
 
 
 def _add_case(workspace: Workspace, case: str, images: list[Path], stroke: Path | None) -> None:
@@ -203,17 +144,17 @@ def _add_case(workspace: Workspace, case: str, images: list[Path], stroke: Path 
     geometry = read_channels(images, len(dataset.channels)).geometry
     array = np.full(geometry.shape, IGNORE, np.int16) if stroke is None else _strokes(workspace, stroke, geometry)
     label = workspace.inside(dataset.root / SCRIBBLES / f"{case}{dataset.ending}")
-    written = [label]
+    targets = [workspace.inside(dataset.root / IMAGES / f"{case}_{c:04d}{dataset.ending}") for c in range(len(images))]
+    for target in (label, *targets):  # also where the disk takes two spellings for one name
+        if target.exists():
+            raise PclmixError(f"{target.name} is there already; rename the file")
     try:
-        label.parent.mkdir(exist_ok=True)
+        for path, target in zip(images, targets, strict=True):
+            with atomic_path(target) as temporary:
+                copy_bytes(path, temporary)
         write_labels(label, dataset.labels.encode(array), geometry, dataset.labels.names)
-        for channel, path in enumerate(images):
-            target = workspace.inside(dataset.root / IMAGES / f"{case}_{channel:04d}{dataset.ending}")
-            written.append(target)
-            target.parent.mkdir(exist_ok=True)
-            copy_bytes(path, target)
     except (PclmixError, OSError):
-        for path in written:
+        for path in (label, *targets):
             path.unlink(missing_ok=True)
         raise
 

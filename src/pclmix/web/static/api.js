@@ -44,10 +44,10 @@ export async function readStrokes(name) {
   return { version: response.headers.get("x-version"), shape, labels: new Uint8Array(await response.arrayBuffer()) };
 }
 
-export function upload(file, progress) {
+export function upload(name, content, progress) {
   return new Promise((resolve, reject) => {
     const call = new XMLHttpRequest(); // fetch cannot say how much of an upload has gone
-    call.open("POST", `/api/import?name=${encodeURIComponent(file.name)}`);
+    call.open("POST", `/api/import?name=${encodeURIComponent(name)}`);
     call.setRequestHeader("x-pclmix", "1");
     call.upload.onprogress = (event) => progress(event.loaded / Math.max(1, event.total));
     call.onerror = () => reject(new Error("the upload was cut off"));
@@ -57,7 +57,7 @@ export function upload(file, progress) {
       if (call.status === 200) resolve(content);
       else reject(new Error(content.error || `the server answered ${call.status}`));
     };
-    call.send(file);
+    call.send(content);
   });
 }
 

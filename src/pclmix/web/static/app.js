@@ -247,7 +247,7 @@ class Workbench {
       $("channel").replaceChildren(...this.dataset.channels.map((name, i) => new Option(name, i)));
       $("channel").onchange = () => { this.channel = Number($("channel").value); this.open(this.name); };
     }
-    receive((text) => { $("saved").textContent = text; }, () => this.reloadCases());
+    receive(this.dataset.takes, (text) => { $("saved").textContent = text; }, () => this.reloadCases());
     window.addEventListener("beforeunload", (e) => { if (this.strokes.unsaved) e.preventDefault(); });
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.strokes.flush(); });
   }

@@ -1,0 +1,164 @@
+"""Dropped DICOM files: sorted into series, each series one NIfTI file. Needs the extra `dicom`.
+
+Case names are made of the names of the dropped folders, or of the series where a folder holds several; nothing that
+names a patient is taken from the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pclmix.data.dicom import convert_series
+from pclmix.errors import PclmixError
+
+NEEDED = "DICOM needs an addition to the workbench: pip install 'pclmix[dicom]', then start it again"
+MAGIC_END = 132  #: a DICOM file says DICM before this byte
+_DEFLATED = "1.2.840.10008.1.2.1.99"
+_LONGEST = 80
+_WORD = re.compile(r"[^A-Za-z0-9-]+")
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A DICOM file on disk, with the folders and the name it was dropped with."""
+
+    path: Path
+    folders: tuple[str, ...]
+    name: str
+
+
+@dataclass
+class Found:
+    """The files of one series, what the first of them says of it, and the bytes of its pixels when unpacked."""
+
+    number: str
+    description: str
+    files: list[Dropped] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders that all files are in."""
+        common = []
+        for parts in zip(*(file.folders for file in self.files), strict=False):
+            if len(set(parts)) > 1:
+                break
+            common.append(parts[0])
+        return tuple(common)
+
+
+@dataclass
+class Converted:
+    """One NIfTI file a case name, and a line about each series or file that did not become one."""
+
+    images: dict[str, Path] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def is_available() -> bool:
+    return find_spec("pydicom") is not None
+
+
+def is_dicom(start: bytes) -> bool:
+    return start[128:MAGIC_END] == b"DICM"
+
+
+def convert(files: Sequence[Dropped], folder: Path, budget: int) -> Converted:
+    """Write each series to `folder` as NIfTI; what cannot be read, or unpacks beyond `budget` bytes, gets a note."""
+    if not is_available():
+        raise PclmixError(NEEDED)
+    done = Converted()
+    series = _sort(files, done.notes)
+    for number, (name, found) in enumerate(zip(names(series), series, strict=True)):
+        place = folder / f"series{number}"
+        try:
+            if found.size > budget:
+                raise PclmixError("its pixels unpack to more than the workbench takes at once; drop it on its own")
+            _gather(found, place)
+            target = folder / f"{number}.nii.gz"
+            convert_series(place, target)
+            budget -= found.size
+            done.images[name] = target
+        except PclmixError as error:
+            said = str(error).replace(f"{place}/", "").removeprefix(f"{place}:").replace(str(place), "it").strip()
+            done.notes.append(f"{name}: {said}")
+    return done
+
+
+def names(series: Sequence[Found]) -> list[str]:
+    """One name a series, all different: the last folder, or all folders, or these with the series' own name."""
+    last = [_word(*found.folders[-1:]) for found in series]
+    whole = [_word(*found.folders) for found in series]
+    own = [_word(*found.folders, found.number, found.description) for found in series]
+    for candidates in (last, whole):
+        if all(candidates) and len(set(candidates)) == len(candidates):
+            return candidates
+    chosen: list[str] = []
+    for name in own:
+        free, number = name or "series", 1
+        while free in chosen:
+            number += 1
+            free = f"{name or 'series'}_{number}"
+        chosen.append(free)
+    return chosen
+
+
+def _sort(files: Sequence[Dropped], notes: list[str]) -> list[Found]:
+    """Files by series, in the order of the folders; files without an image are left out."""
+    import pydicom
+    from pydicom.filereader import read_file_meta_info
+
+    found: dict[str, Found] = {}
+    bad: list[str] = []
+    for file in sorted(files, key=lambda f: (f.folders, f.name)):
+        try:
+            # Packed as a whole, a small file could fill the memory before anyone knows what is in it.
+            if str(read_file_meta_info(file.path).get("TransferSyntaxUID", "")) == _DEFLATED:
+                raise PclmixError("deflated DICOM is not read; export it uncompressed")
+            head = pydicom.dcmread(file.path, stop_before_pixels=True)
+            uid, size = str(head.get("SeriesInstanceUID", "")), _pixel_bytes(head)
+            if not uid and "DirectoryRecordSequence" not in head:
+                raise PclmixError("it does not say which series it belongs to")
+            number, words = str(head.get("SeriesNumber") or ""), str(head.get("SeriesDescription") or "")
+        except Exception as error:  # a damaged file can make pydicom raise anything
+            bad.append(f"{_shown(file.name)}: {error}")
+            continue
+        if not size or not uid:
+            continue  # a list of contents, a report, contours
+        entry = found.setdefault(uid, Found(number, words))
+        entry.files.append(file)
+        entry.size += size
+    if bad:
+        notes.append(f"{len(bad)} DICOM file{'s' * (len(bad) > 1)} cannot be read, such as {bad[0][:200]}")
+    if not found and not bad:
+        notes.append("the DICOM files hold no image")
+    return list(found.values())
+
+
+def _pixel_bytes(head: Any) -> int:
+    """What the pixels of a file need in memory, at most four bytes each once rescaled; 0 without an image."""
+    count = int(head.get("Rows") or 0) * int(head.get("Columns") or 0) * int(head.get("SamplesPerPixel") or 1)
+    return 4 * count * int(head.get("NumberOfFrames") or 1)
+
+
+def _gather(found: Found, place: Path) -> None:
+    """Move the files of a series into a folder of their own, under names made of letters and digits."""
+    place.mkdir(parents=True)
+    for number, file in enumerate(found.files):
+        target = place / _shown(file.name)
+        file.path.rename(target if not target.exists() else place / f"{number}_{target.name}")
+
+
+def _shown(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-_LONGEST:].lstrip("._-") or "file"
+
+
+def _word(*parts: str) -> str:
+    """Parts joined to a name: no dots, which endings begin with, and no longer than a list can show."""
+    words = (_WORD.sub("_", part).strip("_-") for part in parts)
+    return "_".join(word for word in words if word)[:_LONGEST].strip("_-")

@@ -1,0 +1,174 @@
+"""Dropped DICOM files: each series a case with its geometry; what cannot be read is named and leaves no trace."""
+
+from __future__ import annotations
+
+import io
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from pclmix.data.dataset import write_dataset_json
+from pclmix.labels import Labels
+from pclmix.web import series
+from pclmix.web.packing import Limits
+from pclmix.web.series import Dropped, Found, names
+
+pytest.importorskip("pydicom", reason="pydicom is not installed: pip install 'pclmix[dicom]'")
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def listing(root: Path) -> set[str]:
+    return {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
+
+
+def send(page, name: str, content: bytes):
+    return page.client.post("/api/import", params={"name": name}, content=content)
+
+
+def folder(name: str, files: list[bytes]) -> dict[str, bytes]:
+    """Files under names that say nothing, in no order."""
+    return {f"{name}/IM{(7 * z) % 11:04d}": content for z, content in enumerate(files)}
+
+
+def test_a_folder_becomes_a_case_with_its_geometry(page, slices):
+    answer = send(page, "scan.zip", zipped(folder("Scan (7)/SE01", slices("1.2.3"))))
+    assert answer.json() == {"cases": ["SE01"], "notes": []}
+    image = nib.load(page.root / "imagesTr" / "SE01_0000.nii.gz")
+    np.testing.assert_array_equal(np.asarray(image.dataobj).transpose(2, 1, 0), slices.values())
+    place = slices.place(5, 7, 2)
+    np.testing.assert_allclose(image.affine @ [5, 7, 2, 1], [*place, 1], atol=1e-3)
+    label = nib.load(page.root / "labelsTr" / "SE01.nii.gz")
+    np.testing.assert_allclose(label.affine, image.affine, atol=1e-4)
+    assert (np.asarray(label.dataobj) == 3).all()
+    assert b"Doe" not in (page.root / "imagesTr" / "SE01_0000.nii.gz").read_bytes()
+    assert {c["name"] for c in page.client.get("/api/dataset").json()["cases"]} == {"case1", "case2", "SE01"}
+
+
+def test_one_slice_alone_and_a_name_that_looks_like_a_channel(page, slices):
+    assert send(page, "IM1", slices("1.2.3", count=1)[0]).json()["cases"] == ["7_short_axis"]
+    assert send(page, "a.zip", zipped(folder("scan_0001", slices("1.2.4")))).json()["cases"] == ["scan_0001"]
+    assert (page.root / "imagesTr" / "scan_0001_0000.nii.gz").exists()
+
+
+def test_series_together_and_what_cannot_be_read(page, slices):
+    cine = slices("1.2.5") + slices("1.2.5")
+    files = {
+        **folder("p1/SE0", slices("1.2.3")),
+        **{f"p1/SE0/x{k}": f for k, f in enumerate(slices("1.2.4", 3, SeriesNumber=9, SeriesDescription="../../é b"))},
+        **{f"p1/cine/{k}": f for k, f in enumerate(cine)},
+        "p1/broken": slices("1.2.6", 1)[0][:140] + b"\xff" * 300,
+        "p1/readme.txt": b"hello",
+        "p1/.DS_Store": b"\0" * 200,
+    }
+    answer = send(page, "p1.zip", zipped(files)).json()
+    assert answer["cases"] == ["p1_SE0_7_short_axis", "p1_SE0_9_b"]
+    assert any(
+        n.startswith("p1_cine_7_short_axis: ") and "several images have one position" in n for n in answer["notes"]
+    )
+    assert any("1 DICOM file cannot be read" in note and "broken" in note for note in answer["notes"])
+    assert len(answer["notes"]) == 2
+    assert not any(str(page.root) in note or "incoming" in note for note in answer["notes"])
+    assert not list((page.root / ".pclmix" / "incoming").iterdir())
+
+
+def test_a_scan_of_the_same_name_and_the_same_scan(page, slices):
+    assert send(page, "a.zip", zipped(folder("DICOM", slices("1.2.3")))).json()["cases"] == ["DICOM"]
+    again = send(page, "a.zip", zipped(folder("DICOM", slices("1.2.3"))))
+    assert again.status_code == 400
+    assert "there already as DICOM" in again.json()["error"]
+    assert send(page, "a.zip", zipped(folder("DICOM", slices("1.2.4", 3)))).json()["cases"] == ["DICOM_2"]
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "..\\..\\evil", "a/../../../evil", "evil\n", "é", "."])
+def test_names_cannot_climb(page, name, slices):
+    outside = {p for p in page.root.parent.rglob("*") if page.root not in p.parents}
+    answer = send(page, "x.zip", zipped(folder(name, slices("1.2.3"))))
+    assert answer.status_code == (400 if ".." in name else 200)
+    for case in answer.json().get("cases", []):
+        assert (page.root / "imagesTr" / f"{case}_0000.nii.gz").exists()
+    assert {p for p in page.root.parent.rglob("*") if page.root not in p.parents} == outside
+
+
+def deflated(plain: bytes, size: int) -> bytes:
+    """A small file that says it is deflated and inflates to `size` bytes."""
+    before, uid = b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.1.99"
+    at = plain.index(b"UI" + len(before).to_bytes(2, "little") + before)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return plain[:at] + b"UI" + len(uid).to_bytes(2, "little") + uid + packer.compress(b"\0" * size) + packer.flush()
+
+
+def test_bombs_and_limits(serve, dataset, slices):
+    page = serve(dataset, limits=Limits(upload=200_000, unpacked=1_000_000, files=20))
+    before = listing(dataset)
+    huge = slices("1.2.3", 2, Rows=60_000, Columns=60_000)
+    attempts = {
+        "many files": (413, zipped({f"s/{k}": b"\0" for k in range(21)})),
+        "zip bomb": (413, zipped({"s/a": slices("1.2.3", 1)[0] + b"\0" * 5_000_000})),
+        "claims huge pixels": (400, zipped(folder("s", huge))),
+        "deflated": (400, zipped({"s/a": deflated(slices("1.2.3", 1)[0], 50_000_000)})),
+        "many frames": (400, zipped(folder("s", slices("1.2.3", 2, NumberOfFrames=2_000_000_000)))),
+    }
+    for what, (status, content) in attempts.items():
+        answer = send(page, "s.zip", content)
+        assert answer.status_code == status, (what, answer.text)
+        assert listing(dataset) == before, what
+    assert "deflated" in send(page, "s.zip", attempts["deflated"][1]).json()["error"]
+
+
+def test_a_failure_while_writing_leaves_nothing(page, monkeypatch, slices):
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = listing(page.root)
+    monkeypatch.setattr("pclmix.web.uploads.copy_bytes", fail)
+    answer = send(page, "a.zip", zipped(folder("s", slices("1.2.3"))))
+    assert answer.status_code == 400
+    assert "No space left" in answer.json()["error"]
+    assert listing(page.root) == before
+
+
+def test_without_the_extra(page, monkeypatch, slices):
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    monkeypatch.setattr(series, "find_spec", lambda _: None)
+    before = listing(page.root)
+    answer = send(page, "a.zip", zipped(folder("s", slices("1.2.3"))))
+    assert answer.status_code == 400
+    assert "pip install 'pclmix[dicom]'" in answer.json()["error"]
+    assert page.client.get("/api/dataset").json()["takes"]["dicom"] is False
+    assert listing(page.root) == before
+
+
+def test_a_dataset_of_pictures(serve, tmp_path, slices):
+    root = tmp_path / "pictures"
+    (root / "imagesTr").mkdir(parents=True)
+    (root / "labelsTr").mkdir()
+    write_dataset_json(root, channels=["red"], labels=Labels(("background", "a"), 2), ending=".png", cases=0)
+    answer = send(serve(root), "a.zip", zipped(folder("s", slices("1.2.3"))))
+    assert answer.status_code == 400
+    assert ".png pictures" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        ([("a", "p1"), ("a", "p2")], ["p1", "p2"]),
+        ([("p1", "SE0"), ("p2", "SE0")], ["p1_SE0", "p2_SE0"]),
+        ([("p",), ("p",)], ["p_1_w", "p_1_w_2"]),
+        ([(), ()], ["1_w", "1_w_2"]),
+        ([("x" * 300,)], ["x" * 80]),
+    ],
+)
+def test_names(folders, expected):
+    assert names([Found("1", "w", [Dropped(Path("f"), f, "f")]) for f in folders]) == expected
