@@ -25,6 +25,7 @@ from pclmix.data.dataset import write_dataset_json
 from pclmix.data.phantom import make_phantom
 from pclmix.data.volume import read_image, write_labels
 from pclmix.labels import Labels
+from pclmix.web.workspace import make_dataset
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'pclmix[dev]'")
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
@@ -42,8 +43,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-#: What the test itself provokes: a second window's conflict, and events that are cut off.
-EXPECTED = ("409", "net::ERR_FAILED")
+#: What the tests themselves provoke: a file refused, a second window's conflict, and events that are cut off.
+EXPECTED = ("400", "409", "net::ERR_FAILED")
 TIMEOUT = 90_000  # milliseconds: a busy machine without a GPU draws slowly
 Open = Callable[..., Any]
 
@@ -68,12 +69,12 @@ def open_page(chromium: Any) -> Iterator[Open]:
         if message.type == "error" and not any(known in message.text for known in EXPECTED):
             complaints.append(message.text)
 
-    def start(url: str) -> Any:
+    def start(url: str, ready: str = "body[data-ready]") -> Any:
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", listen)
         page.goto(url)
-        page.wait_for_selector("body[data-ready]")
+        page.wait_for_selector(ready)
         return page
 
     yield start
@@ -308,3 +309,41 @@ def test_help_and_dropped_image(dataset, serve, open_page, tmp_path):
     while not (dataset / "labelsTr" / "dropped.nii.gz").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def drop(page: Any, *paths: Path) -> None:
+    """Files or folders dragged from outside the browser and dropped on the image, as a file manager does."""
+    session = page.context.new_cdp_session(page)
+    box = page.locator("#view").bounding_box()
+    data = {"items": [], "files": [str(p) for p in paths], "dragOperationsMask": 1}
+    where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    for kind in ("dragEnter", "dragOver", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "data": data, **where})
+        page.wait_for_timeout(100)  # the page says between two moves whether it takes what is dropped
+
+
+def test_a_dropped_dicom_folder_is_drawn_on(tmp_path, serve, open_page, slices):
+    pytest.importorskip("pydicom", reason="pydicom is not installed: pip install 'pclmix[dicom]'")
+    root, scan = tmp_path / "set", tmp_path / "Scan 7"
+    make_dataset(root, ["RV", "LV"])
+    (scan / "SE01").mkdir(parents=True)
+    (scan / "notes.txt").write_text("not an image")
+    for k, content in enumerate(slices("1.2.3", count=5)):
+        (scan / "SE01" / f"IM{(3 * k) % 5}").write_bytes(content)
+    page = open_page(serve(root).url, ready="#empty:not([hidden])")
+    drop(page, scan)
+    page.wait_for_selector("body[data-ready=SE01]")
+    assert page.locator("#cases button").count() == 1
+    assert page.locator("#corner").inner_text() == "Slice 3 of 5"
+    page.keyboard.press("2")
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    wait_saved(page)
+    labels = labels_of(root, "SE01")
+    assert labels.shape == (5, 20, 24)
+    assert set(np.argwhere(labels == 2)[:, 0]) == {2}
+    assert np.abs(np.argwhere(labels == 2).mean(axis=0) - (2, 9.5, 11.5)).max() <= 1
+    for saved in ("labelsTr/SE01.nii.gz", "imagesTr/SE01_0000.nii.gz"):
+        np.testing.assert_allclose(nib.load(root / saved).affine @ [5, 7, 2, 1], [*slices.place(5, 7, 2), 1], atol=1e-3)
+    drop(page, scan)
+    page.get_by_text("there already as SE01").wait_for()
