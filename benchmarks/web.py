@@ -4,8 +4,9 @@
 
 A few cases of DATASET are copied, for strokes are really saved. The time of a save is the server's own, from the
 request's arrival to the last byte of the answer, the file synced to disk within it. Times on the screen are the
-browser's own clock in headless Chromium, which draws in software here: "page" from the navigation to the first slice,
-everything loaded anew; "case" from choosing another case to its first slice. Written to results/web/web.json.
+browser's own clock in headless Chromium, which draws in software here: "page" from the navigation to the first slice on
+the screen, everything loaded anew; "ready" from the navigation until one can draw on it; "case" from choosing another
+case until one can draw on it. Written to results/web/web.json.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ def save_strokes(url: str, case: str, count: int) -> None:
 
 
 def look(url: str, cases: list[str]) -> dict[str, list[float]]:
-    """Milliseconds to the first slice: of the page loaded anew, and of each other case in the same page."""
+    """Milliseconds: page loaded anew to its first slice, and to the first stroke; each other case in the same page."""
     from playwright.sync_api import sync_playwright
 
-    times: dict[str, list[float]] = {"page": [], "case": []}
+    times: dict[str, list[float]] = {"page": [], "ready": [], "case": []}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         for case in cases:
@@ -100,15 +101,18 @@ def look(url: str, cases: list[str]) -> dict[str, list[float]]:
             page.goto(f"{url}/?case={case}")
             page.wait_for_selector("body[data-predicted]", state="attached")
             page.wait_for_timeout(1500)
-            first = (
-                "() => { const m = performance.getEntriesByName('first slice')[0]; return m.startTime + m.duration }"
+            shown = (
+                "() => Math.max(performance.getEntriesByName('first slice')[0].startTime, "
+                "performance.getEntriesByName('first-contentful-paint')[0].startTime)"
             )
-            times["page"].append(page.evaluate(first))
+            times["page"].append(page.evaluate(shown))
+            ready = "() => { const m = performance.getEntriesByName('case')[0]; return m.startTime + m.duration }"
+            times["ready"].append(page.evaluate(ready))
             for other in (c for c in cases if c != case):
                 page.locator("#cases button", has_text=other).click()
                 page.wait_for_selector(f"body[data-ready='{other}']")
                 page.wait_for_timeout(500)
-            lasts = "() => performance.getEntriesByName('first slice').slice(1).map((m) => m.duration)"
+            lasts = "() => performance.getEntriesByName('case').slice(1).map((m) => m.duration)"
             times["case"] += page.evaluate(lasts)
             page.context.close()
         browser.close()
@@ -143,7 +147,7 @@ def main() -> None:
         server.should_exit = True
     found = {name: summary(values) for name, values in times.items()}
     for name, row in found.items():
-        print(f"{name:5} median {row['median_ms']:.1f} ms, 95 % within {row['p95_ms']:.1f} ms, {row['count']} times")
+        print(f"{name:6} median {row['median_ms']:.1f} ms, 95 % within {row['p95_ms']:.1f} ms, {row['count']} times")
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     load = f"load {os.getloadavg()[0]:.1f} when it ended"
     write_json(

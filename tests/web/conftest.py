@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -139,3 +141,78 @@ class Slices:
 @pytest.fixture
 def slices() -> Slices:
     return Slices()
+
+
+CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+#: What the tests themselves provoke: a file refused, a second window's conflict, and events that are cut off.
+EXPECTED = ("400", "409", "net::ERR_FAILED")
+TIMEOUT = 90_000  # milliseconds: a busy machine without a GPU draws slowly
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    reason = "playwright is not installed: pip install 'pclmix[dev]'"
+    sync_api = pytest.importorskip("playwright.sync_api", reason=reason)
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    os.environ.setdefault("PCLMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Open]:
+    """Open an address and wait for the first slice; a complaint of the browser fails the test."""
+    complaints: list[str] = []
+    context = chromium.new_context(viewport={"width": 1200, "height": 800}, has_touch=True)
+    context.set_default_timeout(TIMEOUT)
+
+    def listen(message: Any) -> None:
+        if message.type == "error" and not any(known in message.text for known in EXPECTED):
+            complaints.append(message.text)
+
+    def start(url: str, ready: str = "body[data-ready]", hold: str | None = None) -> Any:
+        """`hold` is a file that the page gets only when the test calls `page.release()`."""
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", listen)
+        if hold:
+            held: list[Any] = []
+            page.route(hold, lambda route: held.append(route))
+            page.release = lambda: [route.continue_() for route in held]
+        page.goto(url)
+        page.wait_for_selector(ready)
+        return page
+
+    yield start
+    context.close()
+    assert not complaints
+
+
+@pytest.fixture
+def affine_of() -> Callable[[str], np.ndarray]:
+    def make(code: str) -> np.ndarray:
+        """Voxel axes x, y, z running towards the directions of a code such as LPS or AIR."""
+        direction = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1), "I": (2, -1)}
+        affine = np.eye(4)
+        affine[:3, :3] = 0
+        for column, letter in enumerate(code):
+            row, sign = direction[letter]
+            affine[row, column] = sign * (1.5, 1.5, 6)[column]
+        affine[:3, 3] = (11, -7, 5)
+        return affine
+
+    return make

@@ -6,12 +6,9 @@ Skipped where Chromium or playwright is not installed.
 from __future__ import annotations
 
 import io
-import os
 import re
-import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,59 +24,7 @@ from pclmix.data.volume import read_image, write_labels
 from pclmix.labels import Labels
 from pclmix.web.workspace import make_dataset
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'pclmix[dev]'")
-CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"),
-    pytest.mark.xdist_group("browser"),
-]
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--use-angle=swiftshader",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-#: What the tests themselves provoke: a file refused, a second window's conflict, and events that are cut off.
-EXPECTED = ("400", "409", "net::ERR_FAILED")
-TIMEOUT = 90_000  # milliseconds: a busy machine without a GPU draws slowly
-Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    os.environ.setdefault("PCLMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(chromium: Any) -> Iterator[Open]:
-    """Open an address and wait for the first slice; a complaint of the browser fails the test."""
-    complaints: list[str] = []
-    context = chromium.new_context(viewport={"width": 1200, "height": 800}, has_touch=True)
-    context.set_default_timeout(TIMEOUT)
-
-    def listen(message: Any) -> None:
-        if message.type == "error" and not any(known in message.text for known in EXPECTED):
-            complaints.append(message.text)
-
-    def start(url: str, ready: str = "body[data-ready]") -> Any:
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", listen)
-        page.goto(url)
-        page.wait_for_selector(ready)
-        return page
-
-    yield start
-    context.close()
-    assert not complaints
+pytestmark = pytest.mark.xdist_group("browser")
 
 
 def labels_of(root: Path, case: str) -> np.ndarray:
@@ -106,20 +51,8 @@ def stroke(page: Any, points: list[tuple[float, float]]) -> None:
     page.mouse.up()
 
 
-def affine_of(code: str) -> np.ndarray:
-    """Voxel axes x, y, z running towards the directions of a code such as LPS or AIR."""
-    direction = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1), "I": (2, -1)}
-    affine = np.eye(4)
-    affine[:3, :3] = 0
-    for column, letter in enumerate(code):
-        row, sign = direction[letter]
-        affine[row, column] = sign * (1.5, 1.5, 6)[column]
-    affine[:3, 3] = (11, -7, 5)
-    return affine
-
-
 @pytest.mark.parametrize("code", ["RAS", "LPS", "LAI", "PIR", "ASL", "SRP"])
-def test_a_click_on_a_bright_voxel_labels_that_voxel(code, tmp_path, serve, open_page):
+def test_a_click_on_a_bright_voxel_labels_that_voxel(code, tmp_path, serve, open_page, affine_of):
     """The page is not asked where voxels are: a single bright one is found in the screenshot and clicked."""
     labels = Labels(("background", "one", "two"), 3)
     shape, bright = (5, 9, 12), (1, 2, 8)  # Z, H, W; nowhere near a symmetry

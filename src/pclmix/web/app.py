@@ -6,15 +6,16 @@ import gzip
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
-from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from pclmix import __version__
 from pclmix.config import recipe_names
+from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
 from pclmix.web import series
 from pclmix.web.cases import CaseBook, classes, display_nifti, image_file
@@ -22,6 +23,7 @@ from pclmix.web.events import Bus, stream
 from pclmix.web.exports import dataset_files, prediction_files, stream_zip
 from pclmix.web.jobs import BusyError, Jobs
 from pclmix.web.packing import Limits, TooLargeError
+from pclmix.web.pages import Pages
 from pclmix.web.predictions import PredictionBook, where_next
 from pclmix.web.security import Guard, Rules
 from pclmix.web.strokes import StaleError, StrokeBook
@@ -31,6 +33,12 @@ from pclmix.web.workspace import OutsideError, UnknownError, Workspace
 STATIC = Path(__file__).parent / "static"
 _STATUS = ((StaleError, 409), (BusyError, 409), (UnknownError, 404), (OutsideError, 403), (TooLargeError, 413))
 _NIFTI = "application/gzip"
+
+
+class File(FileResponse):
+    """A file sent in few large pieces: each one waits for a thread."""
+
+    chunk_size = 4 << 20
 
 
 class Save(BaseModel):
@@ -84,7 +92,7 @@ def create_app(root: Path, rules: Rules | None = None, limits: Limits | None = N
     app.add_exception_handler(PclmixError, _complain)
     for router in (_dataset_routes(bench), _case_routes(bench), _prediction_routes(bench), _job_routes(bench)):
         app.include_router(router, prefix="/api")
-    app.mount("/", StaticFiles(directory=STATIC, html=True))
+    app.mount("/", Pages(STATIC))
     app.add_middleware(Guard, rules=rules or Rules())
     return app
 
@@ -102,10 +110,21 @@ def _dataset_routes(bench: Bench) -> APIRouter:
     def dataset() -> dict[str, Any]:
         found = bench.workspace.refresh()
         about = {"name": found.name, "folder": str(bench.workspace.root), "channels": found.channels}
-        kinds = {"classes": classes(found.labels), "picture": not found.ending.startswith(".nii")}
+        kinds = {"classes": classes(found.labels), "picture": _is_picture(found)}
         cases = [{"name": case, "predictions": bench.predictions.of(case)} for case in found.cases]
         takes = {"upload": bench.limits.upload, "files": bench.limits.files, "dicom": series.is_available()}
         return {**about, **kinds, "takes": takes, "cases": cases, "version": __version__}
+
+    @api.get("/first")
+    def first(case: Annotated[str, Query(max_length=500)] = "") -> Response:
+        """The image that the page opens with: of this case, or of the first one if there is none of this name."""
+        found = bench.workspace.refresh()
+        if not found.cases:
+            return Response(status_code=204)
+        name = case if case in found.cases else found.cases[0]
+        answer = _image(bench, name, 0)
+        answer.headers["x-case"], answer.headers["x-picture"] = quote(name), str(int(_is_picture(found)))
+        return answer
 
     @api.get("/progress")
     def progress(case: Annotated[list[str] | None, Query()] = None) -> dict[str, Any]:
@@ -146,8 +165,7 @@ def _case_routes(bench: Bench) -> APIRouter:
 
     @api.get("/image/{channel}")
     def image(case: str, channel: int) -> Response:
-        found = image_file(bench.workspace, case, channel)
-        return FileResponse(found) if isinstance(found, Path) else Response(found, media_type=_NIFTI)
+        return _image(bench, case, channel)
 
     @api.get("/strokes")
     def read(case: str) -> Response:
@@ -241,6 +259,15 @@ def _methods() -> list[dict[str, str]]:
 
     load_all()
     return [{"name": name, "summary": kind.summary} for name, kind in METHODS if kind.needs == "scribbles"]
+
+
+def _is_picture(dataset: Dataset) -> bool:
+    return not dataset.ending.startswith(".nii")
+
+
+def _image(bench: Bench, case: str, channel: int) -> Response:
+    found = image_file(bench.workspace, case, channel)
+    return File(found) if isinstance(found, Path) else Response(found, media_type=_NIFTI)
 
 
 def _map(bench: Bench, case: str, array: Any) -> Response:

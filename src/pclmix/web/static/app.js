@@ -3,6 +3,7 @@
 import { bytes, caseUrl, client, get, listen } from "./api.js";
 import { CaseList } from "./cases.js";
 import { conflict, download, help, history, make, toast } from "./dialogs.js";
+import { first, remember, takeOver } from "./first.js";
 import { keys } from "./keys.js";
 import { Learn } from "./learn.js";
 import { Pointer } from "./pointer.js";
@@ -19,13 +20,11 @@ class Workbench {
   async start() {
     this.viewer = new Viewer($("canvas"));
     const asking = get("dataset"); // first: starting the viewer keeps the page busy
-    const viewerStarts = this.viewer.start();
+    await this.viewer.start();
     this.dataset = await asking;
-    const names = this.dataset.cases.map((c) => c.name);
-    const wanted = new URLSearchParams(location.search).get("case") ?? localStorage.getItem(`pclmix.case.${this.dataset.folder}`);
-    const first = names.includes(wanted) ? wanted : names[0] ?? null;
-    if (first) this.fetching = { name: first, image: this.image(first) }; // while the viewer still starts
-    await viewerStarts;
+    const found = await first, names = this.dataset.cases.map((c) => c.name);
+    const opened = names.includes(found?.name) ? found.name : names[0] ?? null;
+    if (opened === found?.name) this.fetched = found;
     document.title = `${this.dataset.name} · workbench`;
     $("dataset-name").textContent = this.dataset.name;
     $("dataset-name").title = this.dataset.folder;
@@ -56,7 +55,7 @@ class Workbench {
     this.chooser(classes);
     this.controls();
     keys(this);
-    await this.open(first);
+    await this.open(opened);
     this.learn = new Learn($("learn"), {
       current: () => this.name, all: () => this.list.cases.map((c) => c.name), flush: () => this.strokes.flush(),
       predicted: (cases) => this.predicted(cases),
@@ -85,8 +84,8 @@ class Workbench {
     this.strokes.clear();
     this.strokes.name = null;
     try {
-      const early = this.fetching?.name === name ? this.fetching.image : null;
-      this.fetching = null;
+      const early = this.fetched?.name === name ? this.fetched.image : null;
+      this.fetched = null;
       const [image] = await Promise.all([early ?? this.image(name), this.strokes.open(name)]);
       if (turn !== this.turn) return;
       await this.viewer.load(image);
@@ -94,19 +93,21 @@ class Workbench {
         throw new Error(`The strokes of ${name} are ${this.strokes.shape.join(" × ")} voxels, its image is not; see pclmix check.`);
     } catch (error) {
       if (turn === this.turn) { this.strokes.clear(); toast(error.message ?? String(error), true); }
+      takeOver();
       return;
     }
     if (turn !== this.turn) return;
     this.name = name;
-    localStorage.setItem(`pclmix.case.${this.dataset.folder}`, name);
+    remember(name);
     window.history.replaceState(null, "", `?case=${encodeURIComponent(name)}`);
     this.viewer.radiological = $("mirror").checked && !this.dataset.picture;
     $("brightness").value = $("contrast").value = 0;
     this.viewer.setStrokes(this.strokes.labels);
     this.measure();
     this.go(this.viewer.slice);
+    takeOver();
     document.body.dataset.ready = name;
-    requestAnimationFrame(() => performance.measure("first slice", { start: asked })); // read by benchmarks/web.py
+    requestAnimationFrame(() => performance.measure("case", { start: asked })); // read by benchmarks/web.py
     await this.showPrediction();
   }
 

@@ -1,0 +1,84 @@
+// The first slice, painted by hand while the viewer is still starting: the same slice in the same place, so that
+// nothing moves when the viewer takes over.
+
+import { Grid } from "./grid.js";
+import { gunzip, parse } from "./nifti.js";
+
+const MOST = 1500; // milliseconds to wait for a slice, however large its volume
+const KEY = "pclmix.case"; // the case that was open last
+
+export const remember = (name) => localStorage.setItem(KEY, name);
+
+const frame = () => new Promise((resolve) => { requestAnimationFrame(resolve); });
+let canvas = null, slice = null, watching = null;
+
+// {name, image} of the case to open, the image unpacked; null if there is none or it cannot be had.
+export const first = fetchFirst().catch(() => null);
+
+// Settled once the slice is on the screen, or will not be; a page in the background waits for no frame.
+const painted = Promise.race([show().catch(() => {}), new Promise((resolve) => { setTimeout(resolve, MOST); })]);
+painted.then(() => import("./app.js")); // it keeps the page busy for a while
+
+export function takeOver() {
+  watching?.disconnect();
+  canvas?.remove();
+  slice = canvas = null;
+}
+
+async function fetchFirst() {
+  const wanted = new URLSearchParams(location.search).get("case") ?? localStorage.getItem(KEY) ?? "";
+  const response = await fetch(`/api/first?case=${encodeURIComponent(wanted)}`);
+  if (response.status !== 200) return null;
+  const image = await response.arrayBuffer(), picture = response.headers.get("x-picture") === "1";
+  return { name: decodeURIComponent(response.headers.get("x-case")), picture, image: await gunzip(image).catch(() => image) };
+}
+
+async function show() {
+  const found = await first, volume = found && parse(found.image);
+  const sheet = document.querySelector("link[rel=stylesheet]");
+  if (!volume) return;
+  if (!sheet.sheet) await new Promise((resolve) => { sheet.addEventListener("load", resolve); });
+  while (!document.getElementById("slices")) await frame(); // the page's own text is still coming
+  if (document.body.dataset.ready) return; // the viewer was faster
+  slice = render(volume, !found.picture);
+  canvas = Object.assign(document.createElement("canvas"), { id: "first" });
+  document.getElementById("canvas-box").append(canvas);
+  watching = new ResizeObserver(paint);
+  watching.observe(canvas);
+  paint();
+  await frame();
+  await frame(); // the one before this is on the screen
+  performance.mark("first slice"); // read by benchmarks/web.py
+}
+
+// The middle slice as a picture of one pixel a voxel, turned as the viewer turns it, and its size in millimetres.
+function render({ dims, pixDims, perm, voxels, scaled, window: [low, high] }, radiological) {
+  const grid = new Grid(dims, perm), [p, q] = grid.plane, [width, height] = [grid.ras[p], grid.ras[q]];
+  const middle = grid.rasVoxel(0, 0, Math.floor(grid.slices / 2));
+  const picture = new ImageData(width, height), grey = 255 / (high - low || 1);
+  const mirrored = radiological && p === 0; // the patient's left on the right
+  let at = 0;
+  for (let y = height - 1; y >= 0; y--) // up is anterior or superior
+    for (let x = 0; x < width; x++) {
+      middle[p] = mirrored ? width - 1 - x : x;
+      middle[q] = y;
+      const value = (scaled(voxels[grid.native(...middle)]) - low) * grey;
+      picture.data[at++] = value;
+      picture.data[at++] = value;
+      picture.data[at++] = value;
+      picture.data[at++] = 255;
+    }
+  const held = document.createElement("canvas");
+  Object.assign(held, { width, height });
+  held.getContext("2d", { willReadFrequently: true }).putImageData(picture, 0, 0);
+  return { held, size: [width * pixDims[grid.axis[p]], height * pixDims[grid.axis[q]]] };
+}
+
+function paint() {
+  if (!canvas || !slice) return;
+  const dpr = devicePixelRatio || 1, { held, size } = slice;
+  canvas.width = canvas.clientWidth * dpr;
+  canvas.height = canvas.clientHeight * dpr;
+  const scale = Math.min(canvas.width / size[0], canvas.height / size[1]), [w, h] = size.map((n) => n * scale);
+  canvas.getContext("2d", { willReadFrequently: true }).drawImage(held, (canvas.width - w) / 2, (canvas.height - h) / 2, w, h);
+}
