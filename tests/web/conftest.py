@@ -154,8 +154,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-#: What the tests themselves provoke: a file refused, a second window's conflict, and events that are cut off.
-EXPECTED = ("400", "409", "net::ERR_FAILED")
+#: What the tests themselves provoke: files refused, cases removed, a second window's conflict, events cut off.
+EXPECTED = ("400", "404", "409", "net::ERR_FAILED")
 TIMEOUT = 90_000  # milliseconds: a busy machine without a GPU draws slowly
 Open = Callable[..., Any]
 

@@ -84,6 +84,75 @@ def test_a_click_on_a_bright_voxel_labels_that_voxel(code, tmp_path, serve, open
     assert colour.max() - colour.min() > 60  # and the stroke is shown where the voxel is
 
 
+def test_zoom_keeps_the_voxel_under_the_pointer_and_space_moves_the_image(dataset, serve, open_page):
+    page = open_page(f"{serve(dataset).url}/?case=case1")
+    before = labels_of(dataset, "case1")
+    box = page.locator("#canvas").bounding_box()
+    x, y = box["x"] + 0.65 * box["width"], box["y"] + 0.6 * box["height"]
+    page.locator("#pen").fill("1")
+
+    def click() -> list[list[int]]:
+        """Voxels that a click here changes, taken back again."""
+        page.mouse.click(x, y)
+        wait_saved(page)
+        changed = np.argwhere(labels_of(dataset, "case1") != before).tolist()
+        page.keyboard.press("Control+z")
+        wait_saved(page)
+        return changed
+
+    here = click()
+    assert len(here) == 1
+    page.keyboard.down("Control")
+    for _ in range(3):
+        page.mouse.wheel(0, -100)
+    page.keyboard.up("Control")
+    assert click() == here
+    page.mouse.move(x - 40, y - 30)
+    page.keyboard.down("Space")
+    page.mouse.down()
+    page.mouse.move(x + 60, y + 70, steps=4)
+    page.mouse.up()
+    page.keyboard.up("Space")
+    x, y = x + 100, y + 100  # where that voxel now is
+    assert click() == here
+
+
+def test_what_is_drawn_while_another_case_opens_goes_nowhere(dataset, serve, open_page):
+    page = open_page(f"{serve(dataset).url}/?case=case1")
+    before = [labels_of(dataset, case) for case in ("case1", "case2")]
+    box = page.locator("#canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    held: list[Any] = []
+    page.route("**/case2/image/0", lambda route: held.append(route))
+    page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(500)  # its strokes are there, its image is not
+    stroke(page, [(x - 50, y), (x + 50, y)])
+    for key in ("a", "c", "Control+z"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(500)
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("body[data-ready=case2]")
+    page.wait_for_timeout(500)
+    assert all(np.array_equal(labels_of(dataset, f"case{k}"), labels) for k, labels in enumerate(before, start=1))
+    page.mouse.click(x, y)
+    wait_saved(page)
+    assert not np.array_equal(labels_of(dataset, "case2"), before[1])
+
+
+def test_a_case_that_is_removed_can_be_left(dataset, serve, open_page):
+    page = open_page(f"{serve(dataset).url}/?case=case1")
+    page.wait_for_selector("#cases button >> nth=1")
+    for path in (dataset / "imagesTr" / "case1_0000.nii.gz", dataset / "labelsTr" / "case1.nii.gz"):
+        path.unlink()
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.locator("#saved", has_text="Not saved").wait_for()
+    page.locator("#cases button", has_text="case2").click()
+    page.wait_for_selector("body[data-ready=case2]")
+    assert not (dataset / "labelsTr" / "case1.nii.gz").exists()
+
+
 @pytest.mark.slow
 def test_draw_undo_save_reload_train_look_download(tmp_path, serve, open_page, monkeypatch):
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))

@@ -73,7 +73,7 @@ def test_series_together_and_what_cannot_be_read(page, slices):
         "p1/.DS_Store": b"\0" * 200,
     }
     answer = send(page, "p1.zip", zipped(files)).json()
-    assert answer["cases"] == ["p1_SE0_7_short_axis", "p1_SE0_9_b"]
+    assert answer["cases"] == ["p1_SE0_7_short_axis", "p1_SE0_9_e_b"]
     assert any(
         n.startswith("p1_cine_7_short_axis: ") and "several images have one position" in n for n in answer["notes"]
     )

@@ -51,7 +51,12 @@ def test_a_dropped_image_becomes_a_case(page):
     label = nib.load(page.root / "labelsTr" / "New_scan_1.nii.gz")
     assert np.allclose(label.affine, AFFINE)
     assert (np.asarray(label.dataobj) == 3).all()
-    assert send(page, "New scan (1).nii.gz", content).status_code == 400
+    again = send(page, "New scan (1).nii.gz", content)
+    assert again.status_code == 400
+    assert "there already" in again.json()["error"]
+    assert send(page, "Été.nii.gz", content).json()["cases"] == ["Ete"]
+    odd = send(page, "four.nii", nib.Nifti1Image(np.zeros((4, 4, 4, 4), np.int16), AFFINE).to_bytes())
+    assert odd.json()["error"].startswith("four.nii has 4 dimensions")  # and not in which folder it was for a moment
 
 
 def test_an_exported_dataset_can_be_dropped_on_another(page, serve, tmp_path):
@@ -81,7 +86,7 @@ def test_names_cannot_climb(page, name):
     assert all(p.parent.name in ("imagesTr", "labelsTr") for p in page.root.rglob("*evil*"))
 
 
-@pytest.mark.parametrize("name", ["", "...", "///", "é", "a" * 200 + ".nii.gz"])
+@pytest.mark.parametrize("name", ["", "...", "///", "日本", "a" * 200 + ".nii.gz"])
 def test_names_that_say_nothing(name):
     with pytest.raises(PclmixError):
         clean_name(name)

@@ -15,7 +15,7 @@ from pclmix.data.dataset import SCRIBBLES
 from pclmix.data.volume import ENDINGS, ending_of, stem_of
 from pclmix.errors import PclmixError
 from pclmix.web import series
-from pclmix.web.series import Dropped
+from pclmix.web.series import Dropped, plain
 
 MiB = 1 << 20
 _CHUNK = MiB
@@ -50,7 +50,7 @@ def clean_name(name: str) -> str:
     """The last part of a name, with nothing in it that a file system or a shell takes for more than a letter."""
     last = PurePosixPath(name.replace("\\", "/")).name
     ending = last[len(stem_of(Path(last))) :] if ending_of(Path(last)) else ""
-    clean = _WORD.sub("_", last.removesuffix(ending)).strip("._-") + ending
+    clean = _WORD.sub("_", plain(last.removesuffix(ending))).strip("._-") + ending
     if clean == ending or len(clean) > 150:
         raise PclmixError(f"'{name[:60]}' cannot be used as a name; rename the file to a few letters and digits")
     return clean

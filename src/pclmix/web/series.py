@@ -7,6 +7,7 @@ names a patient is taken from the files.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -154,11 +155,16 @@ def _gather(found: Found, place: Path) -> None:
         file.path.rename(target if not target.exists() else place / f"{number}_{target.name}")
 
 
+def plain(text: str) -> str:
+    """Letters without their accents: ete for été."""
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+
+
 def _shown(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-_LONGEST:].lstrip("._-") or "file"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", plain(name))[-_LONGEST:].lstrip("._-") or "file"
 
 
 def _word(*parts: str) -> str:
     """Parts joined to a name: no dots, which endings begin with, and no longer than a list can show."""
-    words = (_WORD.sub("_", part).strip("_-") for part in parts)
+    words = (_WORD.sub("_", plain(part)).strip("_-") for part in parts)
     return "_".join(word for word in words if word)[:_LONGEST].strip("_-")

@@ -90,6 +90,8 @@ class StrokeBook:
 
     def save(self, case: str, version: str, runs: Sequence[Run], what: str = "strokes") -> str:
         """Apply runs to the version they were drawn on; returns the new version."""
+        if not all(path.is_file() for path in self.workspace.image_paths(case)):
+            raise UnknownError(f"the image of '{case}' is gone from the dataset, so its strokes have no place")
         with self._lock(case):
             before = self.read(case)
             if before.version != version:

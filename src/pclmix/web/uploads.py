@@ -91,7 +91,7 @@ def _add_all(workspace: Workspace, found: Contents, folder: Path, limits: Limits
                 _add_case(workspace, case, [path], None)
                 added.cases.append(case)
             except PclmixError as error:
-                added.notes.append(f"{name}: {error}")
+                added.notes.append(_note(name, error, path))
             workspace.refresh()
         workspace.complete()
     added.notes += scans.notes
@@ -117,7 +117,15 @@ def _add_images(workspace: Workspace, found: Contents, added: Added) -> None:
             _add_case(workspace, case, [channels[c] for c in sorted(channels)], found.strokes.get(case))
             added.cases.append(case)
         except PclmixError as error:
-            added.notes.append(f"{case}: {error}")
+            added.notes.append(_note(case, error, *channels.values()))
+
+
+def _note(case: str, error: PclmixError, *paths: Path) -> str:
+    """Why a case was not added, without the folder that its files passed through."""
+    said = str(error)
+    for path in paths:
+        said = said.replace(f"{path.parent}/", "")
+    return said if said.startswith(case) else f"{case}: {said}"
 
 
 def _free_name(workspace: Workspace, name: str, path: Path) -> str:

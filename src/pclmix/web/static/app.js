@@ -39,11 +39,11 @@ class Workbench {
     this.strip = new SliceStrip($("slices"), classes, (z) => this.go(z));
     this.list = new CaseList(this.dataset, (name) => this.open(name));
     this.review = new Review($("review"), {
-      viewer: this.viewer, strokes: this.strokes, classes, go: (z) => this.go(z), edited: (indices) => this.edited(indices), slice: () => this.viewer.slice,
+      viewer: this.viewer, strokes: this.strokes, classes, go: (z) => this.go(z), edited: (indices) => this.edited(indices), slice: () => this.viewer.slice, editable: () => this.editable,
     });
     this.viewer.moved = () => { this.review.position(); };
     this.pointer = new Pointer($("canvas"), $("brush"), this.viewer, {
-      drawing: () => Boolean(this.strokes.labels),
+      drawing: () => this.editable,
       colour: () => (this.label === ERASER ? "#ffffff" : classes[this.label].colour),
       begin: (erasing) => { this.value = erasing ? 0 : this.label + 1; this.strokes.begin(); },
       paint: (voxels) => this.paint(voxels),
@@ -71,16 +71,27 @@ class Workbench {
   // Cases ----------------------------------------------------------------------------------------------------------
   image(name) { return bytes(caseUrl(name, `image/${this.channel ?? 0}`)); }
 
+  // Whether strokes, image and prediction are all of the case named: while another one is being opened they are not.
+  get editable() { return Boolean(this.name && this.strokes.labels); }
+
   async open(name) {
-    const asked = performance.now();
+    const asked = performance.now(), turn = (this.turn = (this.turn ?? 0) + 1), before = this.name ?? this.left;
+    this.strokes.end(); // a stroke still being drawn stays with its case
+    this.left = before;
+    this.name = null;
     if (this.strokes.name) await this.strokes.flush();
-    if (this.strokes.unsaved) { toast("The last strokes are not saved yet. Stay here until they are.", true); return; }
+    if (turn !== this.turn) return;
+    if (this.strokes.unsaved) {
+      this.name = before;
+      toast("The last strokes are not saved yet. Stay here until they are.", true);
+      return;
+    }
+    this.left = null;
+    this.review.close();
     $("empty").hidden = Boolean(name);
     $("cases-panel").classList.remove("open");
     this.list.select(name);
-    if (!name) return;
-    const turn = (this.turn = (this.turn ?? 0) + 1);
-    this.name = null;
+    if (!name) { this.buttons(); return; }
     this.strokes.clear();
     this.strokes.name = null;
     try {
@@ -123,6 +134,7 @@ class Workbench {
     const found = await get("dataset");
     this.list.replace(found.cases);
     this.list.setProgress(await get("progress"));
+    this.learn.enable();
     if (!this.list.current && found.cases.length) await this.open(found.cases[0].name); // the first image of all
   }
 
@@ -176,12 +188,13 @@ class Workbench {
   }
 
   paint(voxels) {
+    if (!this.editable) return;
     for (const index of voxels) if (this.strokes.set(index, this.value)) this.viewer.setVoxel(index, this.value);
     this.viewer.refresh();
   }
 
   clearSlice() {
-    if (!this.strokes.labels) return;
+    if (!this.editable) return;
     const [nx, ny] = this.viewer.grid.dims, from = this.viewer.slice * nx * ny;
     this.strokes.begin("clear");
     for (let i = from; i < from + nx * ny; i++) if (this.strokes.set(i, 0)) this.viewer.setVoxel(i, 0);
@@ -190,8 +203,8 @@ class Workbench {
     this.edited([]);
   }
 
-  undo() { this.strokes.undo(); this.buttons(); }
-  redo() { this.strokes.redo(); this.buttons(); }
+  undo() { if (this.editable) { this.strokes.undo(); this.buttons(); } }
+  redo() { if (this.editable) { this.strokes.redo(); this.buttons(); } }
 
   // Controls -------------------------------------------------------------------------------------------------------
   chooser(classes) {

@@ -50,9 +50,11 @@ export class Learn {
   }
 
   async refresh() {
-    const found = await get("jobs");
-    this.runs = found.runs;
-    this.show(found.job);
+    try {
+      const found = await get("jobs");
+      this.runs = found.runs;
+      this.show(found.job);
+    } catch (error) { toast(error.message, true); }
   }
 
   get running() { return this.job && ["running", "stopping"].includes(this.job.status); }
@@ -73,19 +75,23 @@ export class Learn {
     } catch (error) { toast(error.message, true); }
   }
 
+  enable() {
+    this.startButton.disabled = this.running || !this.context.all().length;
+    this.predictOne.disabled = this.predictAll.disabled = this.running || !this.runs.length;
+  }
+
   show(job) {
     const before = this.job;
     this.job = job;
-    this.startButton.disabled = this.running;
+    this.enable();
     this.startButton.textContent = this.running && job.kind === "train" ? "Training…" : "Train on my strokes";
-    this.predictOne.disabled = this.predictAll.disabled = this.running || !this.runs.length;
     this.render();
     if (!job) return;
     if (before?.id !== job.id) this.seen = before ? 0 : job.cases.length;
     if (job.cases.length > this.seen) { this.context.predicted(job.cases.slice(this.seen)); this.seen = job.cases.length; }
     const ended = before && before.id === job.id && ["running", "stopping"].includes(before.status) && !this.running;
     if (ended) {
-      get("jobs").then((found) => { this.runs = found.runs; this.predictOne.disabled = this.predictAll.disabled = !this.runs.length; });
+      get("jobs").then((found) => { this.runs = found.runs; this.enable(); }).catch((error) => toast(error.message, true));
       if (job.status === "finished") toast(job.kind === "train" ? "Training has finished." : "The predictions are there.");
     }
   }

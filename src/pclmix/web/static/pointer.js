@@ -42,11 +42,13 @@ export class Pointer {
       if (point) this.actions.take(point);
       return;
     }
+    const draws = (event.button === 0 || event.button === 5) && !this.space;
+    if (draws && !this.actions.drawing()) return; // another case is being opened
     try { this.canvas.setPointerCapture(event.pointerId); } catch { /* the pointer is gone already */ }
     this.last = this.at(event);
     if (event.button === 1 || this.space) this.mode = "pan";
     else if (event.button === 2) this.mode = "window";
-    else if (event.button === 0 || event.button === 5) {
+    else if (draws) {
       this.mode = "draw";
       this.erasing = event.button === 5 || (event.buttons & 32) !== 0; // the other end of a pen
       this.actions.begin(this.erasing);

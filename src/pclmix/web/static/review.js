@@ -8,7 +8,7 @@ const SURE = 40; // of 255: doubt below which a voxel counts as certain
 
 export class Review {
   constructor(box, context) {
-    this.context = context; // viewer, strokes, classes, go(z), edited(), slice()
+    this.context = context; // viewer, strokes, classes, go(z), edited(), slice(), editable()
     this.box = box;
     this.name = null;
     this.known = [];
@@ -32,6 +32,15 @@ export class Review {
     this.render();
     if (!known.length) return;
     await Promise.all([this.load("prediction"), this.on.unsure && this.load("unsure"), this.on.difference && this.load("difference"), this.suggest()]);
+  }
+
+  // The case is left: what is still on its way for it is dropped, and nothing of it can be taken over.
+  close() {
+    this.name = null;
+    this.known = [];
+    this.maps = {};
+    this.places = [];
+    this.mark(null);
   }
 
   async load(kind) {
@@ -99,7 +108,8 @@ export class Review {
   // Strokes that are there already are kept; `which` says whether voxel i is to be taken.
   accept(from, to, which) {
     const { strokes, viewer } = this.context, { prediction } = this.maps ?? {};
-    if (!prediction || !strokes.labels) { toast("There is no prediction to accept yet."); return; }
+    if (!this.context.editable()) return;
+    if (!prediction) { toast("There is no prediction to accept yet."); return; }
     const changed = [], values = [];
     strokes.begin("accept");
     for (let i = from; i < to; i++)
@@ -111,6 +121,7 @@ export class Review {
   }
 
   acceptSlice() {
+    if (!this.context.editable()) return;
     const [nx, ny] = this.context.viewer.grid.dims, z = this.context.slice();
     this.accept(z * nx * ny, (z + 1) * nx * ny, () => true);
   }
@@ -118,6 +129,7 @@ export class Review {
   acceptAll() { this.accept(0, this.context.viewer.grid.size, () => true); }
 
   async acceptCertain() {
+    if (!this.context.editable()) return;
     if (!this.maps?.unsure) await this.load("unsure");
     const { unsure } = this.maps, [nx, ny] = this.context.viewer.grid.dims, z = this.context.slice();
     if (unsure) this.accept(z * nx * ny, (z + 1) * nx * ny, (i) => unsure[i] < SURE);

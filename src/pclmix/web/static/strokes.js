@@ -115,12 +115,19 @@ export class Strokes {
       else this.events.status("Saved", "");
     } catch (error) {
       if (this.name !== name) return;
+      if (error.status === 404) { this.lose(error); return; }
       for (const [index, value] of sent) if (!this.dirty.has(index)) this.dirty.set(index, value);
       try {
         if (error.status !== 409) throw error;
         await this.settle();
       } catch (problem) { this.later(problem); }
     }
+  }
+
+  // The case was removed from the dataset: there is nowhere to save to, and one must be able to leave.
+  lose(problem) {
+    this.clear();
+    this.events.status(`Not saved: ${problem.message}`, "bad");
   }
 
   // What could not be saved is kept and tried again.

@@ -22,7 +22,7 @@ export function receive(takes, status, done) {
           const { cases, notes } = await upload(name, content, (share) => status(share < 1 ? `Adding ${name}: ${Math.round(share * 100)} %` : `Reading ${name}…`));
           found.cases.push(...cases);
           found.notes.push(...notes);
-        } catch (error) { found.notes.push(`${name}: ${error.message}`); }
+        } catch (error) { found.notes.push(error.message.startsWith(name.split(".")[0]) ? error.message : `${name}: ${error.message}`); }
     } finally { status(""); }
     tell(found);
     if (found.cases.length) await done();

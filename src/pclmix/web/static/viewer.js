@@ -154,7 +154,7 @@ export class Viewer {
   shift(before, after) { // move the scene so that what was at `after` comes to lie at `before`'s place
     const a = this.nv.frac2mm(before), b = this.nv.frac2mm(after);
     const pan = [...this.nv.scene.pan2Dxyzmm];
-    for (let i = 0; i < 3; i++) pan[i] += b[i] - a[i];
+    for (let i = 0; i < 3; i++) pan[i] += (b[i] - a[i]) * pan[3]; // the viewer moves first and zooms then
     this.nv.setPan2Dxyzmm(pan);
   }
 
