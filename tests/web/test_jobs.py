@@ -11,7 +11,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from pclmix.data.dataset import Dataset
 from pclmix.data.phantom import make_phantom
+from pclmix.data.volume import write_labels
 from pclmix.web.jobs import Jobs
 from pclmix.web.predictions import PredictionBook, Scorer, Scores, where_next
 from pclmix.web.strokes import StrokeBook
@@ -81,6 +83,22 @@ def test_a_job_that_cannot_start_says_why(page):
     page.client.post("/api/jobs/train", json={"recipe": "tiny", "method": "pce"})
     state = wait(Jobs(Workspace(page.root)), "failed")
     assert "no scribble of class LV" in state["message"]
+
+
+def test_cases_without_strokes_are_left_out(page):
+    """Who drew on some images trains on those; who drew on none is told at once."""
+    dataset = Dataset.open(page.root)
+    geometry = dataset.read_image("case1").geometry
+    blank = np.full(geometry.shape, dataset.labels.ignore)
+    write_labels(dataset.scribble_path("case1"), blank, geometry)
+    job = page.client.post("/api/jobs/train", json={"recipe": "tiny", "method": "pce"}).json()["id"]
+    assert Jobs(Workspace(page.root)).request(job)["cases"] == ["case2"]
+    state = wait(Jobs(Workspace(page.root)), "failed")
+    assert "no scribble of class LV" in state["message"]
+    write_labels(dataset.scribble_path("case2"), blank, geometry)
+    answer = page.client.post("/api/jobs/train", json={"recipe": "tiny", "method": "pce"})
+    assert answer.status_code == 400
+    assert "nothing is drawn yet" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,18 @@ class Prepared:
     validation: Store | None
 
 
-def prepare(dataset: Dataset, config: Config, fold: int | None, console: Console) -> Prepared:
-    """Check the training cases and open their stores.
+def prepare(
+    dataset: Dataset, config: Config, fold: int | None, console: Console, only: Sequence[str] | None = None
+) -> Prepared:
+    """Check the training cases, or `only` these of them, and open their stores.
 
     Called before processes are launched, so that a bad dataset ends one process with one message and launched ones
     find the work done. Those that torchrun or Slurm start together check once a node, and whoever is first with a
     store leaves it to all.
     """
     cases = dataset.cases if fold is None else dataset.fold(fold).train
+    if only is not None:
+        cases = tuple(case for case in cases if case in set(only))
     if not cases:
         raise PclmixError(f"{dataset.root}: there is no case to train on" + (f" in fold {fold}" if fold else ""))
     _require_cache()

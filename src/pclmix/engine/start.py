@@ -37,6 +37,7 @@ def run_training(
     recipe: str | None = None,
     overrides: Sequence[str] = (),
     fold: int | None = None,
+    cases: Sequence[str] | None = None,
     resume: bool = False,
     device: str = "auto",
     devices: int = 1,
@@ -45,6 +46,7 @@ def run_training(
 ) -> bool:
     """Train into `out` as the command line does; True when finished, False when interrupted.
 
+    `cases`, where given, are the only ones trained on; a resume has to be given them again.
     A resume repeats the run's own settings where none are given, and refuses others. With many processes the answer
     is the first one's; the others return True, since whoever launched them takes anything else for a crash.
     """
@@ -72,7 +74,7 @@ def run_training(
         if _finished(out, content, config):
             console.print(f"{out} is finished already: {content['step']} steps. Nothing to do.", highlight=False)
             return True
-    prepared = prepare(data, config, fold, console)
+    prepared = prepare(data, config, fold, console, cases)
     fabric = launch(kind, devices, nodes)
     again = ["pclmix", "train", str(dataset), "--out", str(out), "--resume"]
     again += ["--device", device] if device != "auto" else []

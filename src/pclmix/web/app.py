@@ -234,7 +234,11 @@ def _job_routes(bench: Bench) -> APIRouter:
     def train(asked: Train) -> dict[str, str]:
         seconds = None if asked.minutes is None else asked.minutes * 60
         then = [bench.workspace.case(case) for case in asked.then]
-        return {"id": bench.jobs.train(method=asked.method, recipe=asked.recipe, seconds=seconds, then=then)}
+        cases = bench.cases.drawn()
+        if not cases:
+            raise PclmixError("nothing is drawn yet; draw strokes of every class in a few slices, then train")
+        method, recipe = asked.method, asked.recipe
+        return {"id": bench.jobs.train(method=method, recipe=recipe, seconds=seconds, then=then, cases=cases)}
 
     @api.post("/predict")
     def predict(asked: Predict) -> dict[str, str]:

@@ -47,6 +47,10 @@ class CaseBook:
         with ThreadPoolExecutor(4) as pool:
             return {case: asdict(found) for case, found in zip(chosen, pool.map(self._one, chosen), strict=True)}
 
+    def drawn(self) -> list[str]:
+        """Cases to train on: those with strokes, and those that cannot be read, which training has to name."""
+        return [case for case, found in self.progress().items() if any(found["voxels"]) or found["problem"]]
+
     def _one(self, case: str) -> Progress:
         labels = self.workspace.dataset.labels
         try:

@@ -44,8 +44,10 @@ class Jobs:
         self.workspace = workspace
         self._children: list[subprocess.Popen[bytes]] = []  # polled, so that those that ended do not stay as zombies
 
-    def train(self, *, method: str, recipe: str, seconds: float | None, then: list[str]) -> str:
-        """Start training on all cases, then predict the cases `then`; returns the job, whose run has the same name."""
+    def train(
+        self, *, method: str, recipe: str, seconds: float | None, then: list[str], cases: list[str] | None = None
+    ) -> str:
+        """Start training on `cases`, by default all, then predict `then`; returns the job, and its run's name too."""
         if recipe.endswith((".yaml", ".yml")):
             raise PclmixError(
                 "the workbench trains with the recipes that come with pclmix; use `pclmix train` for a file"
@@ -54,7 +56,7 @@ class Jobs:
         load_config(recipe, method)
         job = self._new_id()
         asked = {"kind": "train", "method": method, "recipe": recipe, "seconds": seconds, "then": then, "run": job}
-        return self._start(job, {**asked, "resume": False})
+        return self._start(job, {**asked, "cases": cases, "resume": False})
 
     def resume(self, job: str) -> str:
         """Go on with a training that was stopped or died, with the settings it was begun with."""

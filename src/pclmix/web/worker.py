@@ -67,6 +67,7 @@ def _train(workspace: Workspace, request: dict[str, Any], report: Report) -> boo
         method=request["method"],
         recipe=request["recipe"],
         overrides=[] if seconds is None else [f"engine.seconds={seconds}"],
+        cases=request.get("cases"),
         resume=bool(request["resume"]),
         console=Console(stderr=True, force_terminal=False),
     )
