@@ -103,10 +103,10 @@ function tails(values) {
   while (n < enough) n += bins[++from];
   n = bins[to];
   while (n < enough) n += bins[--to];
-  while (from === to && (from > 0 || to < BINS - 1)) {
-    while (from > 0 && !bins[--from]);
-    if (from === to) while (to < BINS - 1 && !bins[++to]);
-    break;
+  let wide = from !== to; // almost all voxels alike: up to the nearest other value
+  while (!wide && (from > 0 || to < BINS - 1)) {
+    if (from > 0) wide = bins[--from] > 0;
+    if (!wide && to < BINS - 1) wide = bins[++to] > 0;
   }
   const found = [from / scale + low, to / scale + low];
   return mostlyEmpty ? [Math.min(0, found[0]), found[1]] : found;
