@@ -10,7 +10,7 @@ const KEY = "pclmix.case"; // the case that was open last
 export const remember = (name) => localStorage.setItem(KEY, name);
 
 const frame = () => new Promise((resolve) => { requestAnimationFrame(resolve); });
-let canvas = null, slice = null, watching = null;
+let canvas = null, slice = null, watching = null, over = false;
 
 // {name, image} of the case to open, the image unpacked; null if there is none or it cannot be had.
 export const first = fetchFirst().catch(() => null);
@@ -20,6 +20,7 @@ const painted = Promise.race([show().catch(() => {}), new Promise((resolve) => {
 painted.then(() => import("./app.js")); // it keeps the page busy for a while
 
 export function takeOver() {
+  over = true;
   watching?.disconnect();
   canvas?.remove();
   slice = canvas = null;
@@ -39,7 +40,7 @@ async function show() {
   if (!volume) return;
   if (!sheet.sheet) await new Promise((resolve) => { sheet.addEventListener("load", resolve); });
   while (!document.getElementById("slices")) await frame(); // the page's own text is still coming
-  if (document.body.dataset.ready) return; // the viewer was faster
+  if (over) return; // the viewer was faster
   slice = render(volume, !found.picture);
   canvas = Object.assign(document.createElement("canvas"), { id: "first" });
   document.getElementById("canvas-box").append(canvas);
