@@ -103,7 +103,7 @@ def look(url: str, cases: list[str]) -> dict[str, list[float]]:
             page.wait_for_timeout(1500)
             shown = (
                 "() => { const of = (name) => performance.getEntriesByName(name)[0]; "
-                "const slice = of('first slice') ?? of('case'); "  # painted by hand, or by the viewer if that was faster
+                "const slice = of('first slice') ?? of('case'); "  # painted by hand, or the viewer's own
                 "return Math.max(slice.startTime + slice.duration, of('first-contentful-paint').startTime) }"
             )
             times["page"].append(page.evaluate(shown))
