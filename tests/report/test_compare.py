@@ -218,6 +218,14 @@ def test_rows_over_different_cases_are_pointed_out(root):
     assert any("different cases (good 10, fair 9)" in note for note in table.notes)
 
 
+def test_without_a_chosen_row_nothing_is_tested(root):
+    runs = read_runs([str(root / "runs" / "good"), str(root / "runs" / "fair")])
+    table = tables.build(runs, against=None)
+    assert all(math.isnan(cell.p) for row in table.cells.values() for cells in row.values() for cell in cells.values())
+    assert not any("Wilcoxon" in note for note in table.notes)
+    assert table.cells["good"]["Avg"]["Dice"].rank == 1
+
+
 def test_the_paired_test_is_wilcoxon_on_shared_cases():
     rng = np.random.default_rng(0)
     a, b = rng.normal(0.3, 1, 20), rng.normal(0, 1, 20)

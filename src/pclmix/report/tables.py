@@ -50,10 +50,10 @@ class Table:
     notes: tuple[str, ...]
 
 
-def build(runs: Sequence[Run], *, against: str, empty: Empty = "50", unranked: Collection[str] = ()) -> Table:
-    """Means, ranks and tests against the row `against`; rows in `unranked` (an upper bound) are never best."""
+def build(runs: Sequence[Run], *, against: str | None, empty: Empty = "50", unranked: Collection[str] = ()) -> Table:
+    """Means, ranks and tests against the row `against`, none without; `unranked` rows (upper bounds) are never best."""
     by_name = {run.name: run for run in runs}
-    for name in (against, *unranked):
+    for name in (*unranked, *([] if against is None else [against])):
         if name not in by_name:
             raise PclmixError(f"no run is called '{name}'.{nearest(name, by_name)} Known: {', '.join(by_name)}")
     columns = (*runs[0].summary.names, AVERAGE)
@@ -61,14 +61,7 @@ def build(runs: Sequence[Run], *, against: str, empty: Empty = "50", unranked: C
     cells: dict[str, dict[str, dict[str, Cell]]] = {run.name: {c: {} for c in columns} for run in runs}
     for measure, key in source.items():
         scale = 100.0 if measure == "Dice" else 1.0
-        tests = [(run.name, column) for run in runs for column in columns if run.name != against]
-        p_values = holm(
-            [
-                paired_test(case_values(by_name[n].summary, c, key), case_values(by_name[against].summary, c, key))
-                for n, c in tests
-            ]
-        )
-        p = dict(zip(tests, p_values, strict=True))
+        p = {} if against is None else _p_values(runs, by_name[against], columns, key)
         for column in columns:
             stats = {run.name: _statistic(run, column, key) for run in runs}
             ranks = _ranks(
@@ -154,6 +147,15 @@ def _statistic(run: Run, column: str, key: str) -> Statistic:
     return run.summary.mean(key) if column == AVERAGE else run.summary.of_class(column, key)
 
 
+def _p_values(runs: Sequence[Run], chosen: Run, columns: Sequence[str], key: str) -> dict[tuple[str, str], float]:
+    """Corrected p of every other run and column against the chosen run."""
+    tests = [(run, column) for run in runs for column in columns if run.name != chosen.name]
+    p_values = holm(
+        [paired_test(case_values(r.summary, c, key), case_values(chosen.summary, c, key)) for r, c in tests]
+    )
+    return {(run.name, column): p for (run, column), p in zip(tests, p_values, strict=True)}
+
+
 def _ranks(means: dict[str, float], *, largest: bool) -> dict[str, int]:
     """1 for the best, 2 for the second; equal as printed is equal in rank. Nothing is ranked among fewer than two."""
     shown = {name: round(value, 1) for name, value in means.items() if not math.isnan(value)}
@@ -163,7 +165,7 @@ def _ranks(means: dict[str, float], *, largest: bool) -> dict[str, int]:
     return {name: 1 + order.index(value) for name, value in shown.items() if value in order}
 
 
-def _notes(runs: Sequence[Run], against: str, empty: Empty, unranked: Collection[str]) -> tuple[str, ...]:
+def _notes(runs: Sequence[Run], against: str | None, empty: Empty, unranked: Collection[str]) -> tuple[str, ...]:
     counts = {run.name: len(run.summary.cases) for run in runs}
     cases = {frozenset(entry.case for entry in run.summary.cases) for run in runs}
     rule = "counts as 50 mm" if empty == "50" else "is left out"
@@ -172,7 +174,7 @@ def _notes(runs: Sequence[Run], against: str, empty: Empty, unranked: Collection
         f"An empty prediction of a present class has Dice 0; in HD95 it {rule}. "
         f"{AVERAGE}: classes and cases pooled. Best bold, second underlined."
     ]
-    if len(runs) > 1:
+    if len(runs) > 1 and against is not None:
         notes.append(
             f"† p < 0.05, ‡ p < 0.01 against {against}: Wilcoxon's signed-rank test over cases (for {AVERAGE}, their "
             "means over classes), corrected by Holm over all rows and columns of one measure."
