@@ -1,124 +1,156 @@
-"""docs/results.md from results/: every figure in it is read from a file that a run wrote.
+"""docs/results.md, docs/curves.png and README's section of results: every figure is read from a file under results/.
 
-python benchmarks/results.py            # rewrites docs/results.md
-python benchmarks/results.py --check    # fails where docs/results.md is not what results/ says
+    python benchmarks/results.py            # rewrites them
+    python benchmarks/results.py --check    # fails where one of them is not what results/ says
+
+Tables are those of `pclmix compare`, over per-case files; figures of others are quoted in results/published.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from pclmix.evaluate import read_summary
-from pclmix.evaluate.summary import Summary
+from pclmix.errors import PclmixError
+from pclmix.files import atomic_path
+from pclmix.report.significance import AVERAGE
+from results_page import curves, speed, tables
+from results_page.groups import COLUMNS, Group, pool, read_groups, upper_bounds
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results.md"
-COLUMNS = {"raw": "raw", "tta": "flips", "component": "largest component", "tta_component": "flips, component"}
-
-
-def cell(mean: dict[str, float]) -> str:
-    return f"{100 * mean['Dice']:.1f} / {mean['HD95_50']:.1f}"
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+MADE = "Made by `python benchmarks/results.py` from the files under `results/`."
 
 
-def runs_table(group: Path, about: dict[str, Any]) -> list[str]:
-    """One row a run of a group: what it was, steps, minutes, and Dice / HD95 in each column."""
-    heads = ["run", "fold", "steps", "minutes", *COLUMNS.values()]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for name in about["order"]:
-        content = json.loads((group / name / "summary.json").read_text())
-        cells = [cell(content["columns"][column]["mean"]) for column in COLUMNS]
-        row = [about["text"][name], content["fold"], content["steps"], f"{content['training_minutes']:.2f}", *cells]
-        lines.append("| " + " | ".join(str(value) for value in row) + " |")
-    return lines
-
-
-def pooled_table(group: Path, about: dict[str, Any]) -> list[str]:
-    """Cases of all folds of a frozen recipe together, per class."""
-    lines: list[str] = []
-    for column, title in COLUMNS.items():
-        parts = [read_summary(group / name / f"{column}.csv") for name in about["order"]]
-        names = parts[0].names
-        pooled = Summary(names, tuple(case for part in parts for case in part.cases))
-        if not lines:
-            heads = ["column", "volumes", *names, "mean"]
-            lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-        pairs = [(pooled.of_class(n, "Dice").mean, pooled.of_class(n, "HD95_50").mean) for n in names]
-        pairs.append((pooled.mean("Dice").mean, pooled.mean("HD95_50").mean))
-        cells = [f"{100 * dice:.1f} / {distance:.1f}" for dice, distance in pairs]
-        lines.append("| " + " | ".join([title, str(len(pooled.cases)), *cells]) + " |")
-    return lines
-
-
-def speed_table() -> list[str]:
-    lines = []
-    for path in sorted((ROOT / "results" / "step").glob("*.json")):
-        r = json.loads(path.read_text())
-        if not lines:
-            lines = [
-                "| | eager ms | graph ms | images/s | peak GiB | arithmetic floor ms | memory floor ms |",
-                "|" + "---|" * 7,
-            ]
-        values = [r["eager_ms"], r["graph_ms"], r["images_per_second"], r["peak_memory_gib"]]
-        values += [r["arithmetic_ms"], r["memory_ms"]]
-        lines.append(f"| {path.stem[2:].replace('-', ' ')} | " + " | ".join(f"{v:.1f}" for v in values) + " |")
-    return lines
-
-
-def prediction_lines() -> list[str]:
-    path = ROOT / "results" / "predict" / "h200.json"
-    if not path.is_file():
-        return []
-    r = json.loads(path.read_text())
-    return [
-        "## Prediction",
-        "",
-        "One H200, whole volumes, from slices on the GPU to label maps at native size, files left out, ms a slice:",
-        "",
-        "| plain fp32, a slice at a time | fp32 | bf16 | bf16, captured | with flips |",
-        "|" + "---|" * 5,
-        "| "
-        + " | ".join(f"{r[k]:.2f}" for k in ("plain_fp32_ms", "fp32_ms", "bf16_eager_ms", "bf16_graph_ms", "flip_ms"))
-        + " |",
-        "",
-    ]
-
-
-def page() -> str:
-    lines = ["# Results", "", "Made by `python benchmarks/results.py` from the files under `results/`.", ""]
-    lines += ["## ACDC", "", "Dice (%) / HD95 (mm, an empty prediction counted 50), mean over volumes and classes.", ""]
-    for path in sorted((ROOT / "results" / "acdc").glob("*/about.json")):
-        about = json.loads(path.read_text())
-        lines += [f"### {about['title']}", "", *runs_table(path.parent, about), ""]
-        if about.get("pooled"):
-            lines += ["All folds together:", "", *pooled_table(path.parent, about), ""]
-        lines += [about["note"], ""]
-    speed = speed_table()
-    if speed:
+def page(root: Path) -> str:
+    """docs/results.md."""
+    lines = ["# Results", "", MADE, ""]
+    groups = read_groups(root)
+    if groups:
+        published = tables.read_published(root)
         lines += [
-            "## The training step",
+            "## ACDC",
             "",
-            "One H200, batch 12 (36 images of 256 x 256 a step), bf16.",
-            "",
-            *speed,
+            "HD95 in mm, an empty prediction counted 50. Tables are those of `pclmix compare`.",
             "",
         ]
-    return "\n".join([*lines, *prediction_lines()])
+        for group in groups:
+            lines += group_lines(group, published)
+        if curves.read_curves(groups):
+            lines += ["### Dice against training minutes", "", "![Dice against training minutes](curves.png)", ""]
+            lines += [
+                "Raw Dice of snapshots kept while training, from each run's curve.csv; nothing was chosen by them. "
+                "The axis is stretched towards 100.",
+                "",
+            ]
+        lines += ["### Published figures", "", *tables.published_tables(published)]
+    lines += [*speed.step_lines(root), *speed.methods_lines(root), *speed.prediction_lines(root)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def group_lines(group: Group, published: dict[str, Any]) -> list[str]:
+    table, notes = tables.comparison(group, published)
+    lines = [f"### {group.about['title']}", ""]
+    if group.about.get("note"):
+        lines += [group.about["note"], ""]
+    lines += [*table, "", *(f"{note}  " for note in notes[:-1]), notes[-1], ""]
+    lines += ["Dice / HD95 of each run in each column:", "", *tables.columns_table(group), ""]
+    lines += ["What made them:", "", *tables.origin_table(group), ""]
+    if group.absent:
+        lines += [f"Planned and not run: {', '.join(group.absent)}.", ""]
+    return lines
+
+
+def readme_section(root: Path) -> str:
+    """What stands between the markers: averages of the groups that ask for it, and where the rest is."""
+    groups = [group for group in read_groups(root) if group.about.get("readme")]
+    lines = [BEGIN]
+    published = tables.read_published(root) if groups else {}
+    for group in groups:
+        table, _ = tables.comparison(group, published, average_only=True)
+        lines += [f"**{group.about['title']}.** {conditions(group, published)}", "", *table, ""]
+    if groups:
+        lines += [
+            "Dice in percent and HD95 in mm, mean (standard deviation) over volumes and classes, an empty prediction "
+            "counted 50 mm; best bold, second underlined. "
+            f"Paper: {published['paper']['terms']}. Classes, minutes, commits and curves: "
+            "[docs/results.md](docs/results.md)."
+        ]
+    else:
+        lines += ["What was measured so far: [docs/results.md](docs/results.md)."]
+    return "\n".join([*lines, END])
+
+
+def conditions(group: Group, published: dict[str, Any]) -> str:
+    """In words: folds, volumes, steps, minutes, device; for a frozen recipe the figure itself and the paper's."""
+    numbers = sorted({run.summary["fold"] for run in group.runs})
+    folds = f"fold {numbers[0]}" if len(numbers) == 1 else f"folds {', '.join(map(str, numbers))}"
+    volumes = len(pool(group.runs, "raw").cases) if group.pooled else len(group.runs[0].scores("raw").cases)
+    steps = span([run.summary["steps"] for run in group.runs], ",d")
+    minutes = span([run.summary["training_minutes"] for run in group.runs], ".1f")
+    devices = ", ".join(dict.fromkeys(run.summary["environment"]["device"] for run in group.runs))
+    text = f"ACDC, {folds}, {volumes} volumes; {steps} steps in {minutes} minutes of training a run, {devices}."
+    if group.pooled:
+        raw = pool(group.runs, "raw")
+        paper = published["paper"]["rows"]["pclmix"][AVERAGE]
+        figure = f"Dice {100 * raw.mean('Dice').mean:.1f}, HD95 {raw.mean('HD95_50').mean:.1f} mm without any "
+        text += f" {figure}post-processing; the paper's PCLMix has {paper[0]} and {paper[1]} over five folds."
+        return text
+    if group.column != "raw":
+        text += f" Column: {COLUMNS.get(group.column, group.column)}."
+    if group.against:
+        text += f" †, ‡: p < 0.05, p < 0.01 against {group.against}."
+    if upper_bounds(group):
+        text += f" Not ranked: {', '.join(upper_bounds(group))}."
+    return " ".join([text, *tables.network_notes(group)])
+
+
+def span(values: list[float], form: str) -> str:
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def with_section(readme: str, section: str) -> str:
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise PclmixError(f"README.md has no lines {BEGIN} and {END}; put them where the results shall stand")
+    return before + section + after
+
+
+def update(root: Path, *, check: bool) -> list[str]:
+    """Write what differs, or with `check` name it only."""
+    readme = root / "README.md"
+    texts = {root / "docs" / "results.md": page(root), readme: with_section(readme.read_text(), readme_section(root))}
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    picture, panels = root / "docs" / "curves.png", curves.read_curves(read_groups(root))
+    if curves.drawn_from(picture) != (curves.fingerprint(panels) if panels else None):
+        stale.append(picture)
+    if check:
+        return [str(path) for path in stale]
+    for path in stale:
+        if path in texts:
+            with atomic_path(path) as temporary:
+                temporary.write_text(texts[path], encoding="utf-8")
+        elif panels:
+            curves.draw(panels, picture)
+        else:
+            picture.unlink()
+    return [str(path) for path in stale]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     args = parser.parse_args()
-    text = page()
-    if args.check:
-        sys.exit(
-            0 if PAGE.is_file() and PAGE.read_text() == text else f"{PAGE} is not what results/ says; run {sys.argv[0]}"
-        )
-    PAGE.write_text(text)
+    try:
+        stale = update(args.root, check=args.check)
+    except PclmixError as error:
+        sys.exit(str(error))
+    if args.check and stale:
+        sys.exit(f"{', '.join(stale)}: not what results/ says; run python {sys.argv[0]}")
 
 
 if __name__ == "__main__":
