@@ -36,6 +36,11 @@ class Data(Section):
     size: tuple[Positive, Positive] = Field((256, 256), description="height and width every slice is resized to")
     intensity: Literal["slice", "volume"] = Field("slice", description="scale to [0, 1] per slice or per volume")
     validation: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of training patients held out")
+    outside: Share = Field(
+        0.0,
+        description="share of the pixels outside the hull of a slice's strokes that a step takes for background; "
+        "for background strokes that go round the object",
+    )
 
 
 class Augment(Section):
@@ -44,6 +49,9 @@ class Augment(Section):
     degrees: NonNegative = Field(20.0, description="largest small rotation")
     scale: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="zoom drawn from 1 - scale to 1 + scale")
     shift: NonNegative = Field(0.0, description="largest shift as a share of the side")
+    pinch: Annotated[float, Field(ge=0, lt=1.3)] = Field(
+        0.0, description="log-range by which things shrink or grow around a stroke of a structure"
+    )
     gamma: NonNegative = Field(0.0, description="log-range of the gamma exponent")
     contrast: NonNegative = Field(0.0, description="largest relative change of contrast and shift of brightness")
     noise: NonNegative = Field(0.0, description="largest standard deviation of added noise")

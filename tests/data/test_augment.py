@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from pclmix.config import Augment
-from pclmix.data.augment import augment, draw_affine, intensity, warp
+from pclmix.data.augment import Pinch, augment, draw_affine, draw_pinch, intensity, warp
 from pclmix.labels import IGNORE
 
 SIZES = st.tuples(st.integers(4, 20), st.integers(4, 20))
@@ -131,3 +131,49 @@ def test_the_same_generator_gives_the_same() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     other = augment(image, label, config, Generator().manual_seed(6))
     assert not torch.equal(one[0], other[0])
+
+
+def test_a_pinch_shrinks_around_its_centre_by_hand() -> None:
+    """s = 1, R = 8: what is seen at distance 2 comes from 2 (1 + (1 - 2 / 8)^2) = 3.125; beyond 8 nothing moves."""
+    grid = torch.nn.functional.affine_grid(torch.eye(2, 3)[None], [1, 1, 33, 33], align_corners=False)
+    moved = Pinch(torch.zeros(1, 2), torch.tensor([1.0]), torch.tensor([8.0]))(grid)
+    pixels = moved[0, 16, :, 0] * 33 / 2  # distances from the centre along the middle row
+    assert pixels[16].item() == pytest.approx(0, abs=1e-5)
+    assert pixels[18].item() == pytest.approx(3.125, abs=1e-4)
+    assert torch.allclose(moved[0, 16, 24:], grid[0, 16, 24:], atol=1e-6)
+
+
+@given(st.floats(0.05, 1.29), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_a_pinch_never_folds(log_range: float, seed: int) -> None:
+    label = torch.full((4, 32, 32), IGNORE)
+    label[:, 10:20, 12:18] = 1
+    grid = torch.nn.functional.affine_grid(torch.eye(2, 3).repeat(4, 1, 1), [4, 1, 32, 32], align_corners=False)
+    pinch = draw_pinch(label, log_range, Generator().manual_seed(seed))
+    moved = pinch(grid)
+    for n in range(4):  # along the row and the column through the centre order is kept
+        column, row = ((pinch.centre[n] + 1) * 16).long().tolist()
+        assert (moved[n, row, :, 0].diff() > 0).all()
+        assert (moved[n, :, column, 1].diff() > 0).all()
+
+
+def test_a_pinch_is_around_a_stroke_of_a_structure_and_none_where_there_is_none() -> None:
+    label = torch.zeros(3, 16, 24, dtype=torch.long)
+    label[0, 3, 20] = 2
+    label[1].fill_(IGNORE)
+    pinch = draw_pinch(label, 0.5, Generator().manual_seed(0))
+    assert pinch.centre[0].tolist() == pytest.approx([20.5 / 12 - 1, 3.5 / 8 - 1])
+    assert pinch.strength[0] != 0
+    assert pinch.strength[1:].tolist() == [0, 0]
+    image = torch.rand(3, 1, 16, 24)
+    moved, moved_label = warp(image, label[:, None], torch.eye(2, 3).repeat(3, 1, 1), pinch)
+    assert torch.allclose(moved[1:], image[1:], atol=1e-5)
+    assert torch.equal(moved_label[1:, 0], label[1:])
+
+
+def test_without_a_pinch_draws_are_as_before() -> None:
+    image, label = pair(3, (12, 12))
+    plain = augment(image, label, Augment(scale=0.2), Generator().manual_seed(5))
+    drawn = augment(image, label, Augment(scale=0.2, pinch=0.4), Generator().manual_seed(5))
+    assert torch.equal(plain[2], drawn[2])
+    assert not torch.allclose(plain[0], drawn[0])

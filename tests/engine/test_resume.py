@@ -177,7 +177,7 @@ def test_a_run_without_a_checkpoint_keeps_its_settings(
     (run / "run.json").write_text('{"status": "running", "fold": 2}')
     seen: dict[str, Any] = {}
 
-    def instead(_: Any, config: Any, fold: Any, __: Any) -> None:
+    def instead(_: Any, config: Any, fold: Any, *__: Any) -> None:
         seen.update(config=config, fold=fold)
         raise PclmixError("far enough")
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from pclmix.config import Config, load_config
 from pclmix.data.dataset import Dataset
+from pclmix.data.hull import outside_hull
 from pclmix.data.store import Settings, Store, open_store
 from pclmix.engine.checkpoint import LAST, load_checkpoint
 from pclmix.engine.feed import Feed
 from pclmix.engine.optim import WeightAverage, build_optimizer
 from pclmix.engine.step import TrainStep
+from pclmix.errors import PclmixError
 from pclmix.methods.base import build_method
 
 CPU = torch.device("cpu")
@@ -47,6 +49,8 @@ def test_the_whole_step_never_waits(
     strong = (
         "augment.scale=0.2",
         "augment.shift=0.1",
+        "augment.pinch=0.5",
+        "data.outside=0.02",
         "augment.gamma=0.3",
         "augment.contrast=0.2",
         "augment.noise=0.1",
@@ -112,3 +116,25 @@ def test_the_first_bad_step_is_remembered(store: Store) -> None:
         step._note(("loss", "loss/a", "loss/b"), [torch.tensor(value), torch.tensor(1.0), torch.tensor(value)])
     with pytest.raises(Exception, match=r"at step 2, in: b\. The last good checkpoint is kept"):
         step.require_finite()
+
+
+def test_pixels_outside_the_strokes_hull_are_background_to_the_method(store: Store) -> None:
+    """The same strokes as without the setting, and some pixels of background more, none of them within the hull."""
+    seen = []
+    for share in (0.0, 0.1):
+        step = make_step(store, "pce", f"data.outside={share}", "augment.quarter_turns=0", "augment.rotate=0")
+        step.feed.fill(0)
+        taken = step.method.step
+        step.method.step = lambda batch, *rest, taken=taken: (seen.append(batch.label.clone()), taken(batch, *rest))[1]  # type: ignore[method-assign]
+        step.backward()
+    plain, more = seen
+    outside = outside_hull(plain)
+    assert outside.any()
+    assert torch.equal(plain[~outside], more[~outside])
+    assert set(more[outside].unique().tolist()) == {-1, 0}
+    assert 0.05 < (more[outside] == 0).float().mean() < 0.15
+
+
+def test_a_method_that_remembers_slices_refuses_a_pinch() -> None:
+    with pytest.raises(PclmixError, match=r"augment\.pinch=0\.5: s2l remembers.*set augment\.pinch=0"):
+        build_method(load_config("tiny", "s2l", ["augment.pinch=0.5"]), 1, 4, 10)

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches, on whatever device they are: one drawn affine per image, shared with its labels.
+"""Augmentation of whole batches, on whatever device they are: one drawn map per image, shared with its labels.
 
 Fixed shapes and no host synchronisation, so that it can be part of a captured graph.
 """
@@ -6,6 +6,7 @@ Fixed shapes and no host synchronisation, so that it can be part of a captured g
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,8 @@ def augment(image: Tensor, label: Tensor, config: Augment, generator: Generator)
     The third result is the affine maps (B, 2, 3) that were drawn.
     """
     theta = draw_affine(image.shape[0], (image.shape[-2], image.shape[-1]), config, generator)
-    image, label = warp(image, label, theta)
+    pinch = draw_pinch(label[:, 0], config.pinch, generator) if config.pinch > 0 else None
+    image, label = warp(image, label, theta, pinch)
     return intensity(image, config, generator), label, theta
 
 
@@ -55,9 +57,44 @@ def draw_affine(count: int, size: tuple[int, int], config: Augment, generator: G
     return torch.stack(rows, dim=1).view(count, 2, 3)
 
 
-def warp(image: Tensor, label: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Resample both by `theta`: image linear with zeros outside, labels nearest with IGNORE outside."""
+@dataclass(frozen=True)
+class Pinch:
+    """Around a point of each image things shrink (strength > 0) or grow; at the radius and beyond nothing changes."""
+
+    centre: Tensor  #: (B, 2), x and y in normalised coordinates of the image
+    strength: Tensor  #: (B,), -1 < s < 3; at the centre lengths become 1 / (1 + s) of what they were
+    radius: Tensor  #: (B,), in pixels
+
+    def __call__(self, grid: Tensor) -> Tensor:
+        """Points (B, H, W, 2) to where they come from: r -> r (1 + s (1 - r / R)^2), which never folds."""
+        height, width = grid.shape[1:3]
+        across, down = grid[..., 0] - self.centre[:, 0, None, None], grid[..., 1] - self.centre[:, 1, None, None]
+        distance = torch.hypot(across * (width / 2), down * (height / 2))
+        inside = (1 - distance / self.radius[:, None, None]).clamp(min=0)
+        factor = self.strength[:, None, None] * inside.square()
+        return grid + torch.stack([across * factor, down * factor], dim=-1)
+
+
+def draw_pinch(label: Tensor, log_range: float, generator: Generator) -> Pinch:
+    """A pinch around a random stroke pixel of a structure, label > 0, of each (B, H, W); none where there is none.
+
+    1 + s is drawn log-uniformly up to exp(log_range) either way, the radius from 0.15 to 0.35 of the shorter side.
+    """
+    count, height, width = label.shape
+    draw = torch.rand(label.shape, generator=generator, device=generator.device)
+    score = torch.where(label > 0, draw, -1.0).flatten(1)
+    best, place = score.max(1)
+    centre = torch.stack([(place % width + 0.5) * (2 / width) - 1, (place // width + 0.5) * (2 / height) - 1], dim=1)
+    log, size = torch.rand(2, count, generator=generator, device=generator.device)
+    strength = torch.where(best >= 0, torch.exp((2 * log - 1) * log_range) - 1, 0.0)
+    return Pinch(centre, strength, (0.15 + 0.2 * size) * min(height, width))
+
+
+def warp(image: Tensor, label: Tensor, theta: Tensor, pinch: Pinch | None = None) -> tuple[Tensor, Tensor]:
+    """Resample both by `theta`, after `pinch`: image linear with zeros outside, labels nearest with IGNORE outside."""
     grid = F.affine_grid(theta, [image.shape[0], 1, *image.shape[-2:]], align_corners=False)
+    if pinch is not None:
+        grid = pinch(grid)
     image = F.grid_sample(image, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     # Shifted by IGNORE, the value that grid_sample fills with, zero, is "nothing drawn".
     moved = F.grid_sample((label - IGNORE).to(image.dtype), grid, mode="nearest", align_corners=False)

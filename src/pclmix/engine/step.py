@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pclmix.config import Config
 from pclmix.data.augment import augment
 from pclmix.data.batch import Batch
+from pclmix.data.hull import draw_outside, mark_outside
 from pclmix.distributed import average_gradients, gather_objects
 from pclmix.engine.cast import cast_weights
 from pclmix.engine.feed import Feed
@@ -80,11 +81,16 @@ class TrainStep:
     def backward(self) -> tuple[tuple[str, ...], list[Tensor]]:
         """Gradients of the batch in the feed's buffers; the names and values of the loss and its terms."""
         config, device = self.config, self.feed.device
-        image, labels, theta = augment(self.feed.image, self.feed.label, config.augment, self.generator)
+        outside = config.data.outside
+        labels = mark_outside(self.feed.label) if outside > 0 else self.feed.label
+        image, labels, theta = augment(self.feed.image, labels, config.augment, self.generator)
         if config.engine.channels_last:
             image = image.contiguous(memory_format=torch.channels_last)
         maps = {name: labels[:, 1 + m] for m, name in enumerate(self.maps)}
-        batch = Batch(image, labels[:, 0], self.feed.index, maps, theta)
+        label = labels[:, 0]
+        if outside > 0:
+            label = draw_outside(label, labels[:, -1], outside, self.generator)
+        batch = Batch(image, label, self.feed.index, maps, theta)
         for parameter in self.parameters:
             parameter.grad = None
         bf16 = config.engine.precision == "bf16"

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from pclmix.config import Config, Section, build
 from pclmix.data.batch import Batch
+from pclmix.errors import PclmixError
 from pclmix.nets.segmenter import Segmenter, build_segmenter
 from pclmix.registry import Registry
 
@@ -64,6 +65,7 @@ class Method(nn.Module):
     Params: ClassVar[type[Section]] = Section
     #: The networks that can predict, each alone; the first is the method's answer. All start from encoder.weights.
     inference_nets: ClassVar[tuple[str, ...]] = ("net",)
+    needs_affine: ClassVar[bool] = False  #: undoes augmentation by `Batch.theta`: only affine maps may be drawn
     passes: ClassVar[Passes] = Passes()  #: what benchmarks/methods.py measures a step against
 
     net: Segmenter
@@ -118,6 +120,11 @@ def build_params(method: type[Method], params: Mapping[str, Any]) -> Section:
 def build_method(config: Config, in_channels: int, classes: int, slices: int = 0) -> Method:
     """The method of a configuration with randomly initialised networks (seed first for repeatable ones)."""
     method = find_method(config.method)
+    if method.needs_affine and config.augment.pinch > 0:
+        raise PclmixError(
+            f"augment.pinch={config.augment.pinch}: {config.method} remembers each slice and cannot undo a pinch; "
+            "set augment.pinch=0"
+        )
     task = Task(config.net, in_channels, classes, config.data.size, slices, config.encoder.stride_in_1x1)
     return method(task, build_params(method, config.params))
 

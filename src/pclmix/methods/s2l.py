@@ -30,6 +30,7 @@ class S2L(Method):
     summary: ClassVar[str] = "pseudo labels where the running mean of each slice's prediction is sure"
     source: ClassVar[str] = "Lee and Jeong 2020, Scribble2Label"
     Params: ClassVar[type[Section]] = S2LParams
+    needs_affine: ClassVar[bool] = True
     passes: ClassVar[Passes] = Passes(trained=1, inferred=1)
 
     def __init__(self, task: Task, params: S2LParams) -> None:

@@ -19,7 +19,6 @@ from pclmix.engine.checkpoint import build_net, inference_state, open_model
 from pclmix.errors import PclmixError
 from pclmix.files import read_json
 from pclmix.labels import Labels
-from pclmix.methods.base import find_method
 from pclmix.nets.ensemble import Ensemble
 from pclmix.nets.fold import fold_batchnorm
 from pclmix.predict.base import FLIPS, SCORES_AT_ONCE, TTA, About, Array, Precision, Predictor, Wanted
@@ -68,6 +67,8 @@ def network_names(path: Path, content: dict[str, Any], net: str) -> tuple[str, .
     """The networks of a checkpoint that `net` stands for: one by name, or all of them as an ensemble."""
     if net == "net":
         return (net,)
+    from pclmix.methods.base import find_method  # the usual prediction imports no method
+
     method = content["config"]["method"]
     known = find_method(method).inference_nets
     if len(known) == 1:
