@@ -78,7 +78,7 @@ class Pinch:
 def draw_pinch(label: Tensor, log_range: float, generator: Generator) -> Pinch:
     """A pinch around a random stroke pixel of a structure, label > 0, of each (B, H, W); none where there is none.
 
-    1 + s is drawn log-uniformly up to exp(log_range) either way, the radius from 0.15 to 0.35 of the shorter side.
+    1 + s is drawn log-uniformly up to exp(log_range) either way, the radius from 0.08 to 0.3 of the shorter side.
     """
     count, height, width = label.shape
     draw = torch.rand(label.shape, generator=generator, device=generator.device)
@@ -87,7 +87,7 @@ def draw_pinch(label: Tensor, log_range: float, generator: Generator) -> Pinch:
     centre = torch.stack([(place % width + 0.5) * (2 / width) - 1, (place // width + 0.5) * (2 / height) - 1], dim=1)
     log, size = torch.rand(2, count, generator=generator, device=generator.device)
     strength = torch.where(best >= 0, torch.exp((2 * log - 1) * log_range) - 1, 0.0)
-    return Pinch(centre, strength, (0.15 + 0.2 * size) * min(height, width))
+    return Pinch(centre, strength, (0.08 + 0.22 * size) * min(height, width))
 
 
 def warp(image: Tensor, label: Tensor, theta: Tensor, pinch: Pinch | None = None) -> tuple[Tensor, Tensor]:
