@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import sys
-import zipfile
 import zlib
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
+from uploading import listing, send, zipped
 
 from pclmix.data.dataset import write_dataset_json
 from pclmix.labels import Labels
@@ -19,22 +18,6 @@ from pclmix.web.packing import Limits
 from pclmix.web.series import Dropped, Found, names
 
 pytest.importorskip("pydicom", reason="pydicom is not installed: pip install 'pclmix[dicom]'")
-
-
-def zipped(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return buffer.getvalue()
-
-
-def listing(root: Path) -> set[str]:
-    return {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
-
-
-def send(page, name: str, content: bytes):
-    return page.client.post("/api/import", params={"name": name}, content=content)
 
 
 def folder(name: str, files: list[bytes]) -> dict[str, bytes]:
@@ -125,6 +108,36 @@ def test_bombs_and_limits(serve, dataset, slices):
         assert answer.status_code == status, (what, answer.text)
         assert listing(dataset) == before, what
     assert "deflated" in send(page, "s.zip", attempts["deflated"][1]).json()["error"]
+
+
+def test_frames_below_zero_make_no_room_for_others(serve, dataset, slices):
+    page = serve(dataset, limits=Limits(unpacked=100_000))
+    content = folder(
+        "s", [*slices("1.2.3", 2, Rows=6000, Columns=6000), *slices("1.2.3", 1, NumberOfFrames=-1_000_000)]
+    )
+    assert "more than the workbench takes" in send(page, "s.zip", zipped(content)).json()["error"]
+
+
+def test_a_header_that_makes_no_sense_costs_its_series_alone(page, slices):
+    odd = slices("1.2.3", 2, ImageOrientationPatient=[1, 0, 0, 0])
+    answer = send(page, "s.zip", zipped({**folder("odd", odd), **folder("good", slices("1.2.4"))})).json()
+    assert answer["cases"] == ["good"]
+    assert len(answer["notes"]) == 1
+    assert "ImageOrientationPatient" in answer["notes"][0]
+    assert "6 numbers are needed" in answer["notes"][0]
+
+
+def test_an_empty_rescale_slope_is_none(page, slices):
+    send(page, "s.zip", zipped(folder("s", slices("1.2.3", RescaleSlope=None, RescaleIntercept=None))))
+    image = nib.load(page.root / "imagesTr" / "s_0000.nii.gz")
+    np.testing.assert_array_equal(np.asarray(image.dataobj).transpose(2, 1, 0), slices.values())
+
+
+def test_files_of_one_name_in_several_folders_all_stay(page, slices):
+    """The third would be renamed to 2_a, which the first is called."""
+    a, b, c = slices("1.2.3", 3)
+    assert send(page, "s.zip", zipped({"s/x/2_a": a, "s/x/a": b, "s/y/a": c})).json()["cases"] == ["s"]
+    assert nib.load(page.root / "imagesTr" / "s_0000.nii.gz").shape[2] == 3
 
 
 def test_a_failure_while_writing_leaves_nothing(page, monkeypatch, slices):

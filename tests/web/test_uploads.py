@@ -6,11 +6,11 @@ import gzip
 import io
 import stat
 import zipfile
-from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
+from uploading import listing, send, zipped
 
 from pclmix.data.check import check
 from pclmix.data.dataset import Dataset
@@ -22,22 +22,6 @@ AFFINE = np.diag([-1.5, 1.25, 8, 1.0])
 
 def nifti(shape: tuple[int, int, int] = (10, 12, 4), value: int = 3) -> bytes:
     return gzip.compress(nib.Nifti1Image(np.full(shape, value, np.int16), AFFINE).to_bytes())
-
-
-def zipped(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return buffer.getvalue()
-
-
-def listing(root: Path) -> set[str]:
-    return {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
-
-
-def send(page, name: str, content: bytes):
-    return page.client.post("/api/import", params={"name": name}, content=content)
 
 
 def test_a_dropped_image_becomes_a_case(page):
@@ -105,8 +89,27 @@ def test_names_that_say_nothing(name):
         ("a.zip", zipped({"readme.txt": b"hello"})),
         ("a.zip", zipped({"x/a.nii.gz": nifti(), "y/a.nii.gz": nifti()})),
         ("a.zip", zipped({"a_0001.nii.gz": nifti()})),
+        ("a.zip", zipped({"a.nii.gz": nifti()}, zipfile.ZIP_LZMA)),
+        ("a.zip", zipped({"a.nii.gz": nifti()}, zipfile.ZIP_BZIP2)),
+        ("a.zip", zipped({"é.nii.gz": nifti()}).replace("é".encode(), b"\xff\xfe")),
+        ("a.zip", zipped({"QQ": b"nameless", ".": b"\0" * 128 + b"DICM"}).replace(b"QQ", b"\0Q")),
     ],
-    ids=["text", "cut", "no image", "empty", "exe", "pickle", "no zip", "no images", "twice", "no channel 0"],
+    ids=[
+        "text",
+        "cut",
+        "no-image",
+        "empty",
+        "exe",
+        "pickle",
+        "no-zip",
+        "no-images",
+        "twice",
+        "no-channel-0",
+        "lzma",
+        "bzip2",
+        "odd-letters",
+        "no-name",
+    ],
 )
 def test_bad_files_leave_no_trace(page, name, content):
     before = listing(page.root)
