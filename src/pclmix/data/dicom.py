@@ -17,6 +17,8 @@ from pclmix.files import atomic_path, require_new_file
 from pclmix.labels import Labels
 
 ENDING = ".seg.dcm"
+#: What gives a slice its place, and how many numbers each is.
+_PLACE = {"ImageOrientationPatient": 6, "ImagePositionPatient": 3, "PixelSpacing": 2, "Rows": 1, "Columns": 1}
 _MISSING = "DICOM needs pydicom and highdicom: pip install 'pclmix[dicom]'"
 
 
@@ -155,9 +157,13 @@ def _frame(files: list[tuple[Path, Any]]) -> tuple[npt.NDArray[Any], npt.NDArray
     first_path, first = files[0]
     shapes = []
     for path, slice_ in files:
-        for key in ("ImageOrientationPatient", "ImagePositionPatient", "PixelSpacing", "Rows", "Columns"):
+        for key, count in _PLACE.items():
             if not slice_.get(key):
                 raise PclmixError(f"{path} has no {key}, so it has no place in a volume; export one image a file")
+            if np.size(slice_.get(key)) != count:
+                raise PclmixError(
+                    f"{path}: {key} is {slice_.get(key)}, where {count} numbers are needed; export it again"
+                )
         same = np.allclose(slice_.ImageOrientationPatient, first.ImageOrientationPatient, atol=1e-3)
         if not same or not np.allclose(slice_.PixelSpacing, first.PixelSpacing, rtol=1e-4):
             raise PclmixError(f"{first_path} and {path} differ in orientation or pixel spacing; a volume needs one")
@@ -197,7 +203,8 @@ def _pixels(path: Path, slice_: Any) -> npt.NDArray[Any]:
         raise PclmixError(f"{path}: its pixels cannot be read ({error})") from error
     if pixels.ndim != 2:
         raise PclmixError(f"{path} holds pixels of shape {pixels.shape}; one grey slice a file is needed")
-    slope, intercept = float(slice_.get("RescaleSlope", 1)), float(slice_.get("RescaleIntercept", 0))
+    slope, intercept = (float(slice_.get(key) or 0) for key in ("RescaleSlope", "RescaleIntercept"))
+    slope = slope or 1.0  # left out or left empty
     if (slope, intercept) == (1.0, 0.0):
         return pixels
     return (pixels.astype(np.float32) * slope + intercept).astype(np.float32)

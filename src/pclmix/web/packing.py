@@ -64,7 +64,8 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> Contents:
     found = Contents()
     try:
         with zipfile.ZipFile(archive) as content:
-            entries = [e for e in content.infolist() if not e.is_dir()]
+            # A name of dots and slashes alone is a folder, or nothing: it has no last part.
+            entries = [e for e in content.infolist() if e.filename.strip("./\\") and not e.is_dir()]
             if len(entries) > limits.files:
                 raise TooLargeError(f"the zip holds {len(entries)} files; at most {limits.files} are taken at once")
             for number, entry in enumerate(entries):
@@ -73,6 +74,11 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> Contents:
                     continue  # a hidden folder or a symbolic link
                 if any(part in _NOT_IMAGES for part in parts[:-1]):
                     continue
+                if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    # bzip2 and LZMA are inflated by zipfile in one go, a thousand times what was read and more.
+                    raise PclmixError(
+                        f"the zip is packed in an unusual way ({parts[-1][:60]}); make it again as a plain zip"
+                    )
                 if ending_of(Path(entry.filename)):
                     _take_image(content, entry, parts, folder, found, limits.unpacked)
                 elif _begins_as_dicom(content, entry):
@@ -80,7 +86,7 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> Contents:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     found.unpacked += _inflate(content, entry, target, limits.unpacked - found.unpacked)
                     found.dicom.append(Dropped(target, parts[:-1], parts[-1]))
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, OSError) as error:
         raise PclmixError(f"the zip cannot be read ({error}); make it again, without a password") from error
     if not found.images and not found.dicom:
         raise PclmixError(f"the zip holds no images ({', '.join(ENDINGS)}, DICOM)")

@@ -85,7 +85,7 @@ def convert(files: Sequence[Dropped], folder: Path, budget: int) -> Converted:
             convert_series(place, target)
             budget -= found.size
             done.images[name] = target
-        except PclmixError as error:
+        except Exception as error:  # a header that nobody thought of must not cost the other series
             said = str(error).replace(f"{place}/", "").removeprefix(f"{place}:").replace(str(place), "it").strip()
             done.notes.append(f"{name}: {said}")
     return done
@@ -144,15 +144,17 @@ def _sort(files: Sequence[Dropped], notes: list[str]) -> list[Found]:
 def _pixel_bytes(head: Any) -> int:
     """What the pixels of a file need in memory, at most four bytes each once rescaled; 0 without an image."""
     count = int(head.get("Rows") or 0) * int(head.get("Columns") or 0) * int(head.get("SamplesPerPixel") or 1)
-    return 4 * count * int(head.get("NumberOfFrames") or 1)
+    return 4 * count * max(1, int(head.get("NumberOfFrames") or 1))  # below 0 it would make room for others
 
 
 def _gather(found: Found, place: Path) -> None:
     """Move the files of a series into a folder of their own, under names made of letters and digits."""
     place.mkdir(parents=True)
     for number, file in enumerate(found.files):
-        target = place / _shown(file.name)
-        file.path.rename(target if not target.exists() else place / f"{number}_{target.name}")
+        name = target = place / _shown(file.name)
+        while target.exists():  # of another folder; a rename would replace it without a word
+            target = name.with_name(f"{number}_{target.name}")
+        file.path.rename(target)
 
 
 def plain(text: str) -> str:
