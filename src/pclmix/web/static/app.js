@@ -134,7 +134,7 @@ class Workbench {
     const found = await get("dataset");
     this.list.replace(found.cases);
     this.list.setProgress(await get("progress"));
-    this.learn.enable();
+    this.learn?.enable(); // dropped while the first case opens, there is none yet
     if (!this.list.current && found.cases.length) await this.open(found.cases[0].name); // the first image of all
   }
 

@@ -7,6 +7,7 @@ import { zip } from "./zip.js";
 const WANTED = /\.(nii|nii\.gz|zip|tiff?|png|bmp)$/i;
 const WITH_STROKES = /(^|\/)(labelsTr|scribbles)\//;
 const NEEDS_DICOM = "These are DICOM files. To read them: pip install 'pclmix[dicom]', then start the workbench again.";
+const LARGEST_ZIP = 2 ** 32 - 2 ** 24; // zip.js writes sizes in four bytes; less, for the names of its files
 const $ = (id) => document.getElementById(id);
 
 // `takes` are the server's limits, `status` shows a line of text, `done` is called when all files have been sent.
@@ -69,6 +70,7 @@ async function uploads(items, takes, found, status) {
   const size = bundle.reduce((sum, { file }) => sum + file.size, 0), name = `${bundle[0].path.split("/")[0] || "files"}.zip`;
   if (bundle.length > takes.files) found.notes.push(`These are ${bundle.length} files; the workbench takes ${takes.files} at once. Drop fewer folders.`);
   else if (size > takes.upload) found.notes.push(`These files are ${mib(size)}; the workbench takes ${mib(takes.upload)} at once (--max-upload). Drop fewer folders.`);
+  else if (size > LARGEST_ZIP) found.notes.push(`These files are ${mib(size)}; a browser can send ${mib(LARGEST_ZIP)} at once. Drop fewer folders.`);
   else sending.push({ name, content: await zip(bundle, (share) => status(`Reading ${bundle.length} files: ${Math.round(share * 100)} %`)) });
   return sending;
 }
