@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from pclmix.data.volume import read_image
-from pclmix.engine.checkpoint import LAST, SNAPSHOTS, load_checkpoint
+from pclmix.engine.checkpoint import LAST, SNAPSHOTS, load_checkpoint, save_snapshot
 from pclmix.engine.start import run_training
 from pclmix.errors import PclmixError
 from pclmix.nets.ensemble import Ensemble
 from pclmix.predict import load
+from pclmix.predict.dual import DualPredictor, load_uncertain
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +80,30 @@ def test_the_last_snapshot_predicts_as_the_run_does(trimix_run: Path, volume: np
     assert "optimizer" not in early
     assert "random" not in early
     assert last.stat().st_size < (trimix_run / LAST).stat().st_size / 2
+
+
+def test_a_snapshot_has_no_last_weights(trimix_run: Path) -> None:
+    with pytest.raises(PclmixError, match="averaged weights alone"):
+        load(trimix_run / SNAPSHOTS / "step-000002.ckpt", device="cpu", last=True)
+
+
+def test_a_snapshot_of_pclmix_has_the_uncertainty_of_its_cnn(
+    tiny_run: Path, volume: np.ndarray, tmp_path: Path
+) -> None:
+    snapshot = save_snapshot(tmp_path, load_checkpoint(tiny_run / LAST), ("net",))
+    predictor = load_uncertain(snapshot, device="cpu")
+    assert isinstance(load_uncertain(tiny_run, device="cpu"), DualPredictor)
+    assert not isinstance(predictor, DualPredictor)
+    assert np.array_equal(predictor.predict(volume), load(tiny_run, device="cpu").predict(volume))
+    assert predictor.examine(volume).entropy.max() > 0
+
+
+def test_a_snapshot_that_finds_the_disk_full(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("unexpected pos 64 vs 0")  # what torch's writer says then
+
+    content = load_checkpoint(tiny_run / LAST)
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(PclmixError, match=r"cannot write .*step-\d+\.ckpt.*free some space"):
+        save_snapshot(tmp_path, content, ("net",))
+    assert not list((tmp_path / SNAPSHOTS).iterdir())

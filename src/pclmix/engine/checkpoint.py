@@ -42,9 +42,11 @@ def save_checkpoint(run: Path, content: dict[str, Any]) -> None:
                     shutil.copyfile(last, spare)
                 os.replace(spare, last.with_name(PREVIOUS))
     except RuntimeError as error:  # torch's writer reports a full disk so
-        raise PclmixError(
-            f"cannot write {last}: {error}; free some space. The checkpoint before is untouched"
-        ) from error
+        raise _full(last, error) from error
+
+
+def _full(path: Path, error: RuntimeError) -> PclmixError:
+    return PclmixError(f"cannot write {path}: {error}; free some space. The checkpoint before is untouched")
 
 
 def load_checkpoint(path: Path, *, map_location: str = "cpu", lazy: bool = False) -> dict[str, Any]:
@@ -113,14 +115,18 @@ def save_snapshot(run: Path, content: dict[str, Any], nets: Sequence[str]) -> Pa
     state = {k: v for k, v in trained_state(content).items() if k.startswith(prefixes)}
     slim = {k: v for k, v in content.items() if k not in ("method", "average", "optimizer", "random")}
     path = Path(run) / SNAPSHOTS / f"step-{content['step']:06d}.ckpt"
-    path.parent.mkdir(exist_ok=True)
-    with atomic_path(path) as temporary:
-        torch.save({"format": FORMAT, **slim, "method": state}, temporary)
+    try:
+        with atomic_path(path) as temporary:
+            torch.save({"format": FORMAT, **slim, "method": state}, temporary)
+    except RuntimeError as error:
+        raise _full(path, error) from error
     return path
 
 
 def trained_state(content: dict[str, Any], *, last: bool = False) -> dict[str, Tensor]:
     """The weights to predict with: the average where the run kept one, unless the `last` are asked for."""
+    if last and "average" not in content and content["config"]["engine"]["ema"] > 0:
+        raise PclmixError("a snapshot holds averaged weights alone; ask the run itself for the last ones")
     state: dict[str, Tensor] = dict(content["method"])
     average = None if last else content.get("average")
     if average and average["steps"] > 0:

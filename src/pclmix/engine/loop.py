@@ -16,7 +16,7 @@ from rich.console import Console
 from pclmix.config import Config
 from pclmix.data.dataset import Dataset
 from pclmix.distributed import broadcast_state, gather_objects, largest
-from pclmix.engine.checkpoint import LAST, save_checkpoint, save_snapshot
+from pclmix.engine.checkpoint import LAST, SNAPSHOTS, save_checkpoint, save_snapshot
 from pclmix.engine.display import Display
 from pclmix.engine.feed import Feed
 from pclmix.engine.finish import CASES, EXAMPLES, LOSSES, finish_run
@@ -81,6 +81,7 @@ def train(
             save_checkpoint(run, {**weights(), "optimizer": optimizer.state_dict(), "random": random})
 
     def keep() -> None:
+        step.require_finite_weights(position.step)
         if first:
             save_snapshot(run, weights(), method.inference_nets)
 
@@ -90,6 +91,7 @@ def train(
     if first:
         for name in (LAST, CONFIG, ENVIRONMENT, RUN, METRICS, LOSSES, EXAMPLES, CASES):
             sweep(run / name)
+        sweep(run / SNAPSHOTS / "step-*.ckpt")
         start_run(run, config, str(device))
         write_status(run, status="running", step=position.step, dataset=str(dataset.root.resolve()), fold=data.fold)
     try:

@@ -25,7 +25,8 @@ def load_uncertain(path: Path | str, *, device: str = "auto", batch: int | None 
     if path.suffix.lower() == ".onnx":
         return load(path, device=device, batch=batch, net=net)
     content = open_model(path)
-    if content["config"]["method"] != "pclmix" or net != "net":
+    both = any(name.startswith("aux.") for name in content["method"])  # a snapshot has the CNN alone
+    if content["config"]["method"] != "pclmix" or net != "net" or not both:
         return load(path, device=device, batch=batch, net=net)
     place = torch.device(device_kind(device))
     cnn, about = build_net(content), about_model(path, content)

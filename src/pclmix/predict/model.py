@@ -110,7 +110,9 @@ def read_calibration(path: Path, identity: str) -> dict[str, Any]:
         return {}
     content = read_json(found)
     if not isinstance(content, dict) or content.get("identity") != identity:
-        log.warning("%s is of other weights and is not used; run `pclmix calibrate` again", found)
+        log.warning(
+            "%s is of other weights and is not used; `pclmix calibrate` makes it for a run's first network", found
+        )
         return {}
     return content
 
