@@ -18,7 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+from pclmix.config import Config
+from pclmix.data.dataset import Dataset
 from pclmix.engine.checkpoint import LAST, PREVIOUS, load_checkpoint
+from pclmix.engine.state import require_same
 from pclmix.errors import PclmixError
 
 Train = Callable[..., tuple[bool, str]]
@@ -163,6 +166,20 @@ def test_other_settings_are_refused(
     overrides = changed.pop("overrides", ())
     with pytest.raises(PclmixError, match=named):
         train(phantom, unbroken, *overrides, **{"recipe": None, "resume": True, **changed})
+
+
+def test_a_checkpoint_of_an_earlier_version_lacks_settings(phantom: Path, unbroken: Path) -> None:
+    """What it does not know, of the run or of the method, was at its default then."""
+    content = load_checkpoint(unbroken / LAST)
+    dataset, config = Dataset.open(phantom), Config(**content["config"])
+    del content["config"]["engine"]["keep_every"], content["config"]["params"]["lambda_t"]
+    require_same(content, config, dataset, None, unbroken)
+    kept = config.model_copy(update={"engine": config.engine.model_copy(update={"keep_every": 5})})
+    with pytest.raises(PclmixError, match=r"engine\.keep_every: 0 then, 5 now"):
+        require_same(content, kept, dataset, None, unbroken)
+    other = config.model_copy(update={"params": {**config.params, "lambda_t": 0.9}})
+    with pytest.raises(PclmixError, match=r"params\.lambda_t: 0\.\d+ then, 0\.9 now"):
+        require_same(content, other, dataset, None, unbroken)
 
 
 def test_a_run_without_a_checkpoint_keeps_its_settings(

@@ -18,7 +18,7 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.store import Store
 from pclmix.engine.optim import WeightAverage
 from pclmix.errors import PclmixError
-from pclmix.methods.base import Method
+from pclmix.methods.base import Method, build_params, find_method
 
 
 @dataclass
@@ -62,8 +62,9 @@ def require_same(content: dict[str, Any], config: Config, dataset: Dataset, fold
                 f"{run} was trained on the {what} {', '.join(before)}, {dataset.root} has {', '.join(here)}; "
                 "give the dataset it was trained on, or another --out"
             )
-    # A setting that a checkpoint of an earlier version does not know was at its default then.
-    then = flatten(Config().model_dump(mode="json")) | flatten(content["config"])
+    # A setting that a checkpoint of an earlier version does not know was at its default then, a method's own one too.
+    params = build_params(find_method(config.method), {}).model_dump(mode="json")
+    then = flatten(Config(params=params).model_dump(mode="json")) | flatten(content["config"])
     now = flatten(config.model_dump(mode="json"))
     changed = [key for key in now if now[key] != then.get(key)]
     if changed:
