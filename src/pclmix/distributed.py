@@ -126,7 +126,10 @@ def _alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    status = Path(f"/proc/{pid}/stat")
-    return not status.is_file() or status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[
-        0
-    ] not in ("Z", "X")
+    if not Path("/proc/self/stat").is_file():
+        return True
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):  # gone since the question above
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
