@@ -21,8 +21,8 @@ def outside_hull(label: Tensor) -> Tensor:
     drawn = label >= 0
     x = torch.arange(width, device=label.device, dtype=torch.float32)
     y = torch.arange(height, device=label.device, dtype=torch.float32)
-    far = float(height + width)
-    # The hull is that of the first and last drawn pixel of each row.
+    far = math.inf
+    # The hull is that of the first and last drawn pixel of each row; a row without any reaches nowhere.
     rows = drawn.any(2)
     first = torch.where(drawn, x, far).amin(2)
     last = torch.where(drawn, x, -far).amax(2)
@@ -30,8 +30,8 @@ def outside_hull(label: Tensor) -> Tensor:
     right, down = torch.sin(angle), torch.cos(angle)  # right > 0: one direction of each pair looks right, one left
     slope = (down / right)[:, None]
     # <p, d> <= largest over the drawn p, divided by the part of d along the row: x <= reach - y slope.
-    reach_right = torch.where(rows[:, None], last[:, None] + slope * y, -far * far).amax(2)
-    reach_left = torch.where(rows[:, None], first[:, None] - slope * y, far * far).amin(2)
+    reach_right = (last[:, None] + slope * y).amax(2)
+    reach_left = (first[:, None] - slope * y).amin(2)
     margin = 1 / right[:, None]  # a pixel, across each half plane's border
     end = (reach_right[..., None] + margin - slope * y).amin(1)  # (B, H)
     start = (reach_left[..., None] - margin + slope * y).amax(1)
