@@ -38,8 +38,8 @@ class Data(Section):
     validation: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of training patients held out")
     outside: Share = Field(
         0.0,
-        description="share of the pixels outside the hull of a slice's strokes that a step takes for background; "
-        "for background strokes that go round the object",
+        description="share of the pixels outside the convex hull of a slice's strokes taken for background in a step; "
+        "only for background strokes that go round the object, with nothing but background outside the hull",
     )
 
 
