@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import shutil
 import time
 from pathlib import Path
@@ -136,9 +135,9 @@ def main() -> None:
         },
         "environment": environment,
     }
-    (args.out / "summary.json").write_text(json.dumps(content, indent=2) + "\n")
     shutil.copy(run / "config.yaml", args.out)
     shutil.copy(run / "metrics.jsonl", args.out)
+    write_json(args.out / "summary.json", content)  # last: a folder that has it counts as a run of its group
     for column, values in content["columns"].items():
         shown = {k: f"{v:.4f}" for k, v in values["mean"].items() if isinstance(v, float)}
         classes = {n: round(100 * c["Dice"]["mean"], 2) for n, c in values["classes"].items()}

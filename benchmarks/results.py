@@ -122,7 +122,10 @@ def with_section(readme: str, section: str) -> str:
 def update(root: Path, *, check: bool) -> list[str]:
     """Write what differs, or with `check` name it only."""
     readme = root / "README.md"
-    texts = {root / "docs" / "results.md": page(root), readme: with_section(readme.read_text(), readme_section(root))}
+    texts = {
+        root / "docs" / "results.md": page(root),
+        readme: with_section(readme.read_text("utf-8"), readme_section(root)),
+    }
     stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     picture, panels = root / "docs" / "curves.png", curves.read_curves(read_groups(root))
     if curves.drawn_from(picture) != (curves.fingerprint(panels) if panels else None):

@@ -120,7 +120,7 @@ def read_group(about_path: Path) -> Group:
 
 def read_entry(folder: Path, label: str) -> Entry:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return Entry(folder.name, label, folder, summary, yaml.safe_load((folder / "config.yaml").read_text()))
+    return Entry(folder.name, label, folder, summary, yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
 
 
 def pool(entries: Sequence[Entry], column: str) -> Summary:
