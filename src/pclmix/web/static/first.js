@@ -5,9 +5,11 @@ import { Grid } from "./grid.js";
 import { gunzip, parse } from "./nifti.js";
 
 const MOST = 1500; // milliseconds to wait for a slice, however large its volume
-const KEY = "pclmix.case"; // the case that was open last
 
-export const remember = (name) => localStorage.setItem(KEY, name);
+// What the browser keeps from visit to visit. It may forbid that: then nothing is kept.
+export const kept = (key) => { try { return localStorage.getItem(`pclmix.${key}`); } catch { return null; } };
+export const keep = (key, value) => { try { localStorage.setItem(`pclmix.${key}`, value); } catch { /* forbidden */ } };
+export const remember = (name) => keep("case", name); // the case that was open last
 
 const frame = () => new Promise((resolve) => { requestAnimationFrame(resolve); });
 let canvas = null, slice = null, watching = null, over = false;
@@ -27,7 +29,7 @@ export function takeOver() {
 }
 
 async function fetchFirst() {
-  const wanted = new URLSearchParams(location.search).get("case") ?? localStorage.getItem(KEY) ?? "";
+  const wanted = new URLSearchParams(location.search).get("case") ?? kept("case") ?? "";
   const response = await fetch(`/api/first?case=${encodeURIComponent(wanted)}`);
   if (response.status !== 200) return null;
   const image = await response.arrayBuffer(), picture = response.headers.get("x-picture") === "1";

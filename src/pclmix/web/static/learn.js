@@ -2,11 +2,12 @@
 
 import { get, post } from "./api.js";
 import { make, toast } from "./dialogs.js";
+import { keep, kept } from "./first.js";
 
 const RECIPES = {
   tiny: "Trial: seconds, coarse", demo: "Small: minutes on any computer", fast: "Standard", paper: "As published: hours",
 };
-const remembered = (key, otherwise) => localStorage.getItem(`pclmix.${key}`) ?? otherwise;
+const remembered = (key, otherwise) => kept(key) ?? otherwise;
 
 export function clock(seconds) {
   if (seconds < 90) return `${Math.max(1, Math.round(seconds))} s`;
@@ -61,7 +62,7 @@ export class Learn {
 
   async train() {
     const [recipe, method, minutes] = [this.recipe.value, this.method.value, parseFloat(this.minutes.value)];
-    for (const [key, value] of Object.entries({ recipe, method, minutes: this.minutes.value })) localStorage.setItem(`pclmix.${key}`, value);
+    for (const [key, value] of Object.entries({ recipe, method, minutes: this.minutes.value })) keep(key, value);
     await this.act("jobs/train", { recipe, method, minutes: minutes > 0 ? minutes : null, then: [this.context.current()].filter(Boolean) });
   }
 
