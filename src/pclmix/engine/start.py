@@ -25,7 +25,7 @@ from pclmix.engine.state import require_same
 from pclmix.engine.step import DivergedError
 from pclmix.errors import PclmixError
 from pclmix.files import read_json, refuse_existing, require_writable
-from pclmix.methods.base import build_params, find_method
+from pclmix.methods.base import require_fitting
 from pclmix.nets.segmenter import build_segmenter, check_side
 
 
@@ -59,7 +59,7 @@ def run_training(
         fold = _fold_of(out, content) if fold is None else fold
     else:
         config = load_config(recipe or "fast", method, overrides)
-    params = build_params(find_method(config.method), config.params)
+    params = require_fitting(config)
     config = config.model_copy(update={"params": params.model_dump(mode="json")})
     if not resume:
         refuse_existing(out, way_out="go on with --resume, choose another name or remove it first")

@@ -117,16 +117,23 @@ def build_params(method: type[Method], params: Mapping[str, Any]) -> Section:
     return build(method.Params, params, "params")
 
 
-def build_method(config: Config, in_channels: int, classes: int, slices: int = 0) -> Method:
-    """The method of a configuration with randomly initialised networks (seed first for repeatable ones)."""
+def require_fitting(config: Config) -> Section:
+    """The parameters of the method of `config`, after refusing settings that it cannot train with."""
     method = find_method(config.method)
     if method.needs_affine and config.augment.pinch > 0:
         raise PclmixError(
             f"augment.pinch={config.augment.pinch}: {config.method} remembers each slice and cannot undo a pinch; "
             "set augment.pinch=0"
         )
+    return build_params(method, config.params)
+
+
+def build_method(config: Config, in_channels: int, classes: int, slices: int = 0) -> Method:
+    """The method of a configuration with randomly initialised networks (seed first for repeatable ones)."""
+    method = find_method(config.method)
+    params = require_fitting(config)
     task = Task(config.net, in_channels, classes, config.data.size, slices, config.encoder.stride_in_1x1)
-    return method(task, build_params(method, config.params))
+    return method(task, params)
 
 
 def sum_terms(terms: Terms) -> Tensor:
