@@ -102,6 +102,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--masks", action="store_true", help="train on the cases with dense masks alone")
     args = parser.parse_intermixed_args()
+    if args.out.exists() and any(args.out.iterdir()):
+        parser.error(f"{args.out} holds an earlier result")
     began = time.perf_counter()
     run = args.work / "run"
     finished = run_training(

@@ -65,7 +65,10 @@ def main() -> None:
     except PclmixError as error:
         _complain(str(error))
     except PermissionError as error:
-        _complain(f"{error.filename}: {error.strerror}; ask for the right to use it, or choose another place")
+        _complain(
+            f"{error.filename or 'a file or folder'}: {error.strerror or error}; "
+            "ask for the right to use it, or choose another place"
+        )
     except KeyboardInterrupt:
         _complain("interrupted", code=130)
     except BrokenPipeError:
