@@ -1,5 +1,8 @@
 """Resizing as two small matrices, R_h @ image @ R_w^T: one definition for NumPy and for tensors on any device.
 
+Almost all their weights are zero, so NumPy adds up the few that are not. A matrix product would also wake the threads
+of its library, which spin on for a while and take the cores from a network that predicts: 1.4 times the time.
+
 Pixel centres sit at (i + 0.5) / n, so corners line up at every size. Shrinking averages (antialiased triangle),
 growing interpolates linearly.
 """
@@ -45,8 +48,20 @@ def resize_linear(array: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray
     array = array.astype(np.float32, copy=False)
     if (h, w) == tuple(size):
         return array
-    resized: npt.NDArray[np.float32] = linear_matrix(h, size[0]) @ array @ linear_matrix(w, size[1]).T
+    index, weight = _taps(h, size[0])
+    rows = sum(array[..., i, :] * part[:, None] for i, part in zip(index, weight, strict=True))
+    index, weight = _taps(w, size[1])
+    resized: npt.NDArray[np.float32] = sum(rows[..., i] * part for i, part in zip(index, weight, strict=True))
     return resized
+
+
+@lru_cache(maxsize=256)
+def _taps(source: int, target: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """The weights of linear_matrix that are not zero: sources and weights (T, target), filled up with zeros."""
+    matrix = linear_matrix(source, target)
+    count = int((matrix > 0).sum(axis=1).max())
+    index = np.argsort(-matrix, axis=1, kind="stable")[:, :count]
+    return np.ascontiguousarray(index.T), np.ascontiguousarray(np.take_along_axis(matrix, index, axis=1).T)
 
 
 def resize_nearest(array: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -25,7 +26,7 @@ from pclmix.errors import PclmixError
 from pclmix.files import atomic_folder, read_json, write_json
 from pclmix.resize import resize_linear, resize_nearest
 
-FORMAT = 1  # raise when preparing changes, so that older caches are rebuilt
+FORMAT = 2  # raise when preparing changes, so that older caches are rebuilt
 Source = Literal["scribble", "reference"]
 #: A method's own label maps of one slice, from image (C, H, W) in [0, 1] and scribble (H, W): name -> (H, W) labels.
 Precompute = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int16]], dict[str, npt.NDArray[np.int16]]]
@@ -194,7 +195,8 @@ def _load(folder: Path) -> Store:
     n, (c, h, w) = sum(index["slices"]), index["shape"]
     images = np.memmap(folder / "images.f16", np.float16, "r", shape=(n, c, h, w))
     labels = np.memmap(folder / "labels.i16", np.int16, "r", shape=(n, 1 + len(index["maps"]), h, w))
-    os.utime(folder)  # the least recently used store goes first when there are many
+    # The least recently used store goes first when there are many; the system's own stamp is coarser than a small store.
+    os.utime(folder, ns=(time.time_ns(), time.time_ns()))
     return Store(
         images,
         labels,
