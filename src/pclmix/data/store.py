@@ -195,7 +195,7 @@ def _load(folder: Path) -> Store:
     n, (c, h, w) = sum(index["slices"]), index["shape"]
     images = np.memmap(folder / "images.f16", np.float16, "r", shape=(n, c, h, w))
     labels = np.memmap(folder / "labels.i16", np.int16, "r", shape=(n, 1 + len(index["maps"]), h, w))
-    # The least recently used store goes first when there are many; the system's own stamps are too coarse for small ones.
+    # The least recently used store goes first when there are many; the system's stamps are too coarse for small ones.
     os.utime(folder, ns=(time.time_ns(), time.time_ns()))
     return Store(
         images,
