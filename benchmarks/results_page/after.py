@@ -1,0 +1,52 @@
+"""After training: what the uncertainty is worth, exported models, a folder of volumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from results_page.speed import markdown, read
+
+
+def uncertainty_lines(root: Path) -> list[str]:
+    lines: list[str] = []
+    for record in read(root / "results" / "uncertainty", "*.json").values():
+        rows = []
+        for name, title in (("both_decoders", "both decoders"), ("cnn", "CNN decoder alone")):
+            r = record[name]
+            shown = [r["auroc"], r["auroc_near_heart"], r["spearman"], r["spearman_expected_dice"]]
+            rows.append([title, *(f"{value:.3f}" for value in shown), f"{100 * r['expected_dice_gap']:.1f}"])
+        heads = ["", "AUROC", "AUROC near the heart", "rank correlation", "of expected Dice", "its gap, points"]
+        dice, cases = 100 * record["cnn"]["mean_dice"], len(record["cnn"]["cases"])
+        text = (
+            f"A PCLMix run of ACDC's fold {record['fold']}, {dice:.1f} Dice raw over {cases} cases, calibrated on "
+            "held-out scribbles; it was trained on two CPU cores at 128 x 128 (results/uncertainty/config.yaml). AUROC: does "
+            "the entropy find wrong pixels. Rank correlation: of the quality estimate with the true Dice of a case."
+        )
+        lines += [text, "", *markdown(heads, rows), ""]
+    return ["## Uncertainty", "", *lines] if lines else []
+
+
+def export_lines(root: Path) -> list[str]:
+    rows = []
+    for record in read(root / "results" / "export", "*.json").values():
+        for batch, r in record["milliseconds"].items():
+            size = " x ".join(str(side) for side in record["size"])
+            times = [r["eager"], r["fp32"], r["fp16"], r["int8"]]
+            rows.append([f"{size}, {batch}", *(f"{t:.0f}" for t in times), f"{r['int8_speedup']:.2f}"])
+            rows[-1].append(f"{record['dice']['change_points']:+.2f}")
+    if not rows:
+        return []
+    heads = ["", "eager fp32", "ONNX fp32", "ONNX fp16", "ONNX int8", "int8, times eager", "Dice points, int8"]
+    text = "The same run, exported; ms a slice through the network on two CPU cores with VNNI, taking turns."
+    return ["## Export", "", text, "", *markdown(heads, rows), ""]
+
+
+def folder_lines(root: Path) -> list[str]:
+    lines: list[str] = []
+    for r in read(root / "results" / "predict_folder", "*.json").values():
+        alone = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in r["stages_alone_s"].items())
+        lines.append(
+            f"{r['volumes']} volumes of {r['slices']} slices on {r['cores']} CPU cores: {alone}, each alone; all "
+            f"together {r['total_s']:.1f} s, {r['total_over_slowest']:.2f} of the slowest."
+        )
+    return ["## A folder of volumes", "", *lines, ""] if lines else []
