@@ -19,8 +19,8 @@ def uncertainty_lines(root: Path) -> list[str]:
         dice, cases = 100 * record["cnn"]["mean_dice"], len(record["cnn"]["cases"])
         text = (
             f"A PCLMix run of ACDC's fold {record['fold']}, {dice:.1f} Dice raw over {cases} cases, calibrated on "
-            "held-out scribbles; it was trained on two CPU cores at 128 x 128 (results/uncertainty/config.yaml). AUROC: does "
-            "the entropy find wrong pixels. Rank correlation: of the quality estimate with the true Dice of a case."
+            "held-out scribbles; it was trained on two CPU cores at 128 x 128 (results/uncertainty/config.yaml). "
+            "AUROC: does the entropy find wrong pixels. Rank correlation: of the quality estimate with the true Dice."
         )
         lines += [text, "", *markdown(heads, rows), ""]
     return ["## Uncertainty", "", *lines] if lines else []
