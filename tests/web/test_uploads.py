@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import stat
@@ -15,6 +16,7 @@ from uploading import listing, send, zipped
 from pclmix.data.check import check
 from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
+from pclmix.web import packing
 from pclmix.web.packing import Limits, clean_name
 
 AFFINE = np.diag([-1.5, 1.25, 8, 1.0])
@@ -163,3 +165,15 @@ def test_a_label_map_on_another_grid_is_named(page):
     answer = send(page, "a.zip", content)
     assert answer.status_code == 400
     assert "does not fit" in answer.json()["error"]
+
+
+def test_a_full_disk_is_not_blamed_on_the_zip(tmp_path, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr("image.nii.gz", b"x")
+    monkeypatch.setattr(packing, "_inflate", full)
+    with pytest.raises(PclmixError, match=r"no room to unpack the zip .No space left on device.; free some space"):
+        packing.unpack(archive, tmp_path / "out", Limits())

@@ -5,6 +5,7 @@ Names are made anew from letters, digits and a few signs; folders in a zip are l
 
 from __future__ import annotations
 
+import errno
 import re
 import zipfile
 import zlib
@@ -87,6 +88,8 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> Contents:
                     found.unpacked += _inflate(content, entry, target, limits.unpacked - found.unpacked)
                     found.dicom.append(Dropped(target, parts[:-1], parts[-1]))
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise PclmixError(f"there is no room to unpack the zip ({error.strerror}); free some space") from error
         raise PclmixError(f"the zip cannot be read ({error}); make it again, without a password") from error
     if not found.images and not found.dicom:
         raise PclmixError(f"the zip holds no images ({', '.join(ENDINGS)}, DICOM)")
