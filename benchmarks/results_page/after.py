@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import yaml
 
 from results_page.speed import markdown, read
 
@@ -17,9 +20,15 @@ def uncertainty_lines(root: Path) -> list[str]:
             rows.append([title, *(f"{value:.3f}" for value in shown), f"{100 * r['expected_dice_gap']:.1f}"])
         heads = ["", "AUROC", "AUROC near the heart", "rank correlation", "of expected Dice", "its gap, points"]
         dice, cases = 100 * record["cnn"]["mean_dice"], len(record["cnn"]["cases"])
+        run = root / "results" / "uncertainty" / "run"
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        made = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+        where = f"{made['threads']} CPU cores" if made["device"] == "cpu" else made["device"]
+        side, minutes = config["data"]["size"][0], config["engine"]["seconds"] / 60
         text = (
             f"A PCLMix run of ACDC's fold {record['fold']}, {dice:.1f} Dice raw over {cases} cases, calibrated on "
-            "held-out scribbles; it was trained on two CPU cores at 128 x 128 (results/uncertainty/config.yaml). "
+            f"held-out scribbles; it was trained on {where} for {minutes:.0f} minutes at {side} x {side} "
+            f"(results/uncertainty/run). "
             "AUROC: does the entropy find wrong pixels. Rank correlation: of the quality estimate with the true Dice."
         )
         lines += [text, "", *markdown(heads, rows), ""]
@@ -37,7 +46,11 @@ def export_lines(root: Path) -> list[str]:
     if not rows:
         return []
     heads = ["", "eager fp32", "ONNX fp32", "ONNX fp16", "ONNX int8", "int8, times eager", "Dice points, int8"]
-    text = "The same run, exported; ms a slice through the network on two CPU cores with VNNI, taking turns."
+    vnni = "with" if "avx512_vnni" in record["cpu"]["flags"] else "without"
+    text = (
+        "The same run, exported; ms a slice through the network, taking turns, on "
+        f"{record['threads']} CPU cores {vnni} VNNI."
+    )
     return ["## Export", "", text, "", *markdown(heads, rows), ""]
 
 
