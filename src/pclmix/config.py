@@ -41,6 +41,11 @@ class Data(Section):
         description="share of the pixels outside the convex hull of a slice's strokes taken for background in a step; "
         "only for background strokes that go round the object, with nothing but background outside the hull",
     )
+    inside: dict[str, Share] = Field(
+        default_factory=dict,
+        description="class: share of the pixels in the convex hull of the class's strokes in a slice taken for it in a "
+        "step; only for structures that are one convex piece in every slice",
+    )
 
 
 class Augment(Section):

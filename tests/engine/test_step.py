@@ -13,13 +13,14 @@ from torch import Tensor
 
 from pclmix.config import Config, load_config
 from pclmix.data.dataset import Dataset
-from pclmix.data.hull import outside_hull
+from pclmix.data.hull import hull_shares, inside_hull, outside_hull
 from pclmix.data.store import Settings, Store, open_store
 from pclmix.engine.checkpoint import LAST, load_checkpoint
 from pclmix.engine.feed import Feed
 from pclmix.engine.optim import WeightAverage, build_optimizer
 from pclmix.engine.step import TrainStep
 from pclmix.errors import PclmixError
+from pclmix.labels import Labels
 from pclmix.methods.base import build_method
 
 CPU = torch.device("cpu")
@@ -38,7 +39,9 @@ def make_step(store: Store, method: str, *overrides: str) -> TrainStep:
     optimizer = build_optimizer(built.parameters(), config.optim, CPU)
     average = WeightAverage(built, config.engine.ema)
     feed = Feed(store, config.engine.batch, config.seed, CPU)
-    return TrainStep(built, optimizer, average, feed, store.maps, config, torch.Generator().manual_seed(0), False)
+    shares = hull_shares(config.data, Labels(("background", "RV", "Myo", "LV"), 4))
+    generator = torch.Generator().manual_seed(0)
+    return TrainStep(built, optimizer, average, feed, store.maps, config, generator, False, shares)
 
 
 @pytest.mark.parametrize("precision", ["32", "bf16"])
@@ -51,6 +54,7 @@ def test_the_whole_step_never_waits(
         "augment.shift=0.1",
         "augment.pinch=0.5",
         "data.outside=0.02",
+        "data.inside.LV=0.2",
         "augment.gamma=0.3",
         "augment.contrast=0.2",
         "augment.noise=0.1",
@@ -118,21 +122,36 @@ def test_the_first_bad_step_is_remembered(store: Store) -> None:
         step.require_finite()
 
 
+def labels_seen(store: Store, *overrides: str) -> Tensor:
+    """What the method is given of the first batch, which is not moved."""
+    step = make_step(store, "pce", *overrides, "augment.quarter_turns=0", "augment.rotate=0")
+    step.feed.fill(0)
+    seen: list[Tensor] = []
+    taken = step.method.step
+    step.method.step = lambda batch, *rest: (seen.append(batch.label.clone()), taken(batch, *rest))[1]  # type: ignore[method-assign]
+    step.backward()
+    return seen[0]
+
+
 def test_pixels_outside_the_strokes_hull_are_background_to_the_method(store: Store) -> None:
     """The same strokes as without the setting, and some pixels of background more, none of them within the hull."""
-    seen = []
-    for share in (0.0, 0.1):
-        step = make_step(store, "pce", f"data.outside={share}", "augment.quarter_turns=0", "augment.rotate=0")
-        step.feed.fill(0)
-        taken = step.method.step
-        step.method.step = lambda batch, *rest, taken=taken: (seen.append(batch.label.clone()), taken(batch, *rest))[1]  # type: ignore[method-assign]
-        step.backward()
-    plain, more = seen
+    plain, more = labels_seen(store), labels_seen(store, "data.outside=0.1")
     outside = outside_hull(plain)
     assert outside.any()
     assert torch.equal(plain[~outside], more[~outside])
     assert set(more[outside].unique().tolist()) == {-1, 0}
     assert 0.05 < (more[outside] == 0).float().mean() < 0.15
+
+
+def test_pixels_inside_the_hull_of_a_structures_strokes_are_that_structure_to_the_method(store: Store) -> None:
+    plain = labels_seen(store)
+    free = inside_hull(plain, 3) & (plain < 0)
+    assert free.sum() > 40
+    every, some = labels_seen(store, "data.inside.LV=1"), labels_seen(store, "data.inside.LV=0.5")
+    assert torch.equal(every, plain.masked_fill(free, 3))
+    assert torch.equal(some[~free], plain[~free])
+    assert set(some[free].unique().tolist()) == {-1, 3}
+    assert 0.3 < (some[free] == 3).float().mean() < 0.7
 
 
 def test_a_method_that_remembers_slices_refuses_a_pinch() -> None:

@@ -1,56 +1,100 @@
-"""Outside the convex hull of a slice's strokes: background, where the background's stroke goes round the object."""
+"""What strokes say beside what they cover: by their convex hull in a slice.
+
+Outside the hull of all strokes lies background, where the background's stroke goes round the object; inside the hull
+of a convex structure's stroke lies that structure.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Generator, Tensor
 
-from pclmix.labels import IGNORE
+from pclmix.config import Data
+from pclmix.errors import PclmixError, nearest
+from pclmix.labels import IGNORE, Labels
 
 DIRECTIONS = 64  # of the half planes whose intersection stands for the hull; it is never smaller than the hull
+ROUNDING = 1e-3  # pixels; those on the border belong to the hull
+
+
+def hull_shares(data: Data, labels: Labels) -> dict[int, float]:
+    """Class -> share to draw of what hulls say about it, 0 being the outside of all; without those that draw none."""
+    for name in data.inside:
+        if name not in labels.foreground:
+            hint = " The background has data.outside." if name == labels.names[0] else nearest(name, labels.foreground)
+            known = ", ".join(labels.foreground)
+            raise PclmixError(f"data.inside.{name}: this dataset has no such structure.{hint} Known: {known}")
+    shares = {0: data.outside} | {labels.names.index(name): share for name, share in data.inside.items()}
+    return {k: share for k, share in shares.items() if share > 0}
 
 
 def outside_hull(label: Tensor) -> Tensor:
     """(B, H, W) bool: pixels outside the convex hull of the drawn ones, label >= 0; none where nothing is drawn.
 
-    A pixel around the hull is not outside. A convex set meets each row in an interval: it is enough to find its ends.
+    A pixel around the hull is not outside.
     """
-    height, width = label.shape[-2:]
     drawn = label >= 0
-    x = torch.arange(width, device=label.device, dtype=torch.float32)
-    y = torch.arange(height, device=label.device, dtype=torch.float32)
+    return ~_hull(drawn, 1.0) & drawn.any(2).any(1)[:, None, None]
+
+
+def inside_hull(label: Tensor, k: int) -> Tensor:
+    """(B, H, W) bool: pixels in the convex hull of what is drawn of class `k`; none where none of it is drawn."""
+    return _hull(label == k, 0.0)
+
+
+def _hull(drawn: Tensor, margin: float) -> Tensor:
+    """The convex hull of `drawn` (B, H, W) bool and `margin` pixels around it; empty where nothing is drawn.
+
+    A convex set meets each row in an interval: it is enough to find its ends.
+    """
+    height, width = drawn.shape[-2:]
+    x = torch.arange(width, device=drawn.device, dtype=torch.float32)
+    y = torch.arange(height, device=drawn.device, dtype=torch.float32)
     far = math.inf
     # The hull is that of the first and last drawn pixel of each row; a row without any reaches nowhere.
     rows = drawn.any(2)
     first = torch.where(drawn, x, far).amin(2)
     last = torch.where(drawn, x, -far).amax(2)
-    angle = (torch.arange(DIRECTIONS, device=label.device, dtype=torch.float32) + 0.5) * (math.pi / DIRECTIONS)
+    angle = (torch.arange(DIRECTIONS, device=drawn.device, dtype=torch.float32) + 0.5) * (math.pi / DIRECTIONS)
     right, down = torch.sin(angle), torch.cos(angle)  # right > 0: one direction of each pair looks right, one left
     slope = (down / right)[:, None]
     # <p, d> <= largest over the drawn p, divided by the part of d along the row: x <= reach - y slope.
     reach_right = (last[:, None] + slope * y).amax(2)
     reach_left = (first[:, None] - slope * y).amin(2)
-    margin = 1 / right[:, None]  # a pixel, across each half plane's border
-    end = (reach_right[..., None] + margin - slope * y).amin(1)  # (B, H)
-    start = (reach_left[..., None] - margin + slope * y).amax(1)
+    width_across = (margin + ROUNDING) / right[:, None]  # the margin across each half plane's border
+    end = (reach_right[..., None] + width_across - slope * y).amin(1)  # (B, H)
+    start = (reach_left[..., None] - width_across + slope * y).amax(1)
     top = torch.where(rows, y, far).amin(1)[:, None]
     bottom = torch.where(rows, y, -far).amax(1)[:, None]
-    beyond = (x < start[..., None]) | (x > end[..., None]) | ((y < top - 1) | (y > bottom + 1))[..., None]
-    return beyond & rows.any(1)[:, None, None]
+    between = (y >= top - margin) & (y <= bottom + margin)
+    within = (x >= start[..., None]) & (x <= end[..., None]) & between[..., None]
+    return within & rows.any(1)[:, None, None]
 
 
-def mark_outside(label: Tensor) -> Tensor:
-    """Labels (B, M, H, W) and one more map, to be augmented with them: 0 outside the hull of the first, else IGNORE."""
-    outside = outside_hull(label[:, 0])
-    return torch.cat([label, torch.where(outside, 0, IGNORE).to(label.dtype)[:, None]], dim=1)
+def mark(label: Tensor, shares: Mapping[int, float]) -> Tensor:
+    """Labels (B, M, H, W) and one more map, to be augmented with them: what the hulls of the first one's strokes say.
 
-
-def draw_outside(label: Tensor, marked: Tensor, share: float, generator: Generator) -> Tensor:
-    """`label` (B, H, W) with a random `share` of the `marked` pixels as background, 0.
-
-    A share, because all of them would drown the strokes: there are fifty times as many.
+    The map has 0 outside the hull of all strokes if 0 is among `shares`, k in the hull of class k's for every other k,
+    else IGNORE. Where two hulls meet, neither is believed.
     """
-    chosen = torch.rand(label.shape, generator=generator, device=generator.device) < share
-    return torch.where(chosen & (marked == 0) & (label == IGNORE), 0, label)
+    strokes = label[:, 0]
+    marked, times = torch.full_like(strokes, IGNORE), torch.zeros_like(strokes)
+    for k in shares:
+        there = outside_hull(strokes) if k == 0 else inside_hull(strokes, k)
+        marked, times = torch.where(there, k, marked), times + there
+    return torch.cat([label, torch.where(times == 1, marked, IGNORE).to(label.dtype)[:, None]], dim=1)
+
+
+def draw(label: Tensor, marked: Tensor, shares: Mapping[int, float], generator: Generator) -> Tensor:
+    """`label` (B, H, W) with a random share of the `marked` pixels, `shares[k]` of those of class k, as strokes.
+
+    A share, because all of them would drown the strokes: of the background there are fifty times as many.
+    """
+    chance = torch.rand(label.shape, generator=generator, device=generator.device)
+    share = torch.zeros_like(chance)
+    for k, value in shares.items():
+        share = torch.where(marked == k, value, share)
+    return torch.where((chance < share) & (label == IGNORE), marked, label)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from pclmix.config import Config
 from pclmix.data.dataset import Dataset
+from pclmix.data.hull import hull_shares
 from pclmix.distributed import broadcast_state, gather_objects, largest
 from pclmix.engine.checkpoint import LAST, SNAPSHOTS, save_checkpoint, save_snapshot
 from pclmix.engine.display import Display
@@ -63,7 +64,8 @@ def train(
     generator = torch.Generator(device).manual_seed(config.seed + 7 + 1_000_003 * fabric.global_rank)
     feed = Feed(data.train, config.engine.batch, config.seed, device, fabric.global_rank, fabric.world_size)
     graph = config.engine.graph and device.type == "cuda" and fabric.world_size == 1
-    step = TrainStep(method, optimizer, average, feed, data.train.maps, config, generator, graph)
+    shares = hull_shares(config.data, dataset.labels)
+    step = TrainStep(method, optimizer, average, feed, data.train.maps, config, generator, graph, shares)
     position = restore(content, method, optimizer, average, generator, fabric) if content else Position()
     if device.type == "cuda" and config.engine.precision == "bf16":
         use_plain_kernels_if_fused_disagree(step, position.step, position.progress(config))

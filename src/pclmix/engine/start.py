@@ -15,6 +15,7 @@ from rich.console import Console
 
 from pclmix.config import Config, load_config, override_config
 from pclmix.data.dataset import Dataset
+from pclmix.data.hull import hull_shares
 from pclmix.device import device_kind
 from pclmix.distributed import LostProcessError, watch_processes
 from pclmix.engine.checkpoint import LAST, load_newest
@@ -68,6 +69,7 @@ def run_training(
     kind = choose_device(device, devices, nodes)
     data = Dataset.open(dataset)
     require_fit(config, len(data.channels), data.labels.count, devices * nodes)
+    hull_shares(config.data, data.labels)  # refuses names of no structure
     if content is not None:
         fold = _fold_of(out, content) if fold is None else fold
         require_same(content, config, data, fold, out)

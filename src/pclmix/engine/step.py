@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pclmix.config import Config
 from pclmix.data.augment import augment
 from pclmix.data.batch import Batch
-from pclmix.data.hull import draw_outside, mark_outside
+from pclmix.data.hull import draw, mark
 from pclmix.distributed import average_gradients, gather_objects
 from pclmix.engine.cast import cast_weights
 from pclmix.engine.feed import Feed
@@ -43,9 +43,11 @@ class TrainStep:
         config: Config,
         generator: torch.Generator,
         graph: bool,
+        shares: Mapping[int, float] | None = None,
     ) -> None:
+        """`shares`: of the pixels that hulls of strokes speak of, by class (see hull.py)."""
         self.method, self.optimizer, self.average, self.feed = method, optimizer, average, feed
-        self.maps, self.config, self.generator = maps, config, generator
+        self.maps, self.config, self.generator, self.shares = maps, config, generator, shares
         device = feed.device
         self.parameters = [p for p in method.parameters() if p.requires_grad]
         self.progress = torch.zeros((), device=device)
@@ -81,15 +83,14 @@ class TrainStep:
     def backward(self) -> tuple[tuple[str, ...], list[Tensor]]:
         """Gradients of the batch in the feed's buffers; the names and values of the loss and its terms."""
         config, device = self.config, self.feed.device
-        outside = config.data.outside
-        labels = mark_outside(self.feed.label) if outside > 0 else self.feed.label
+        labels = mark(self.feed.label, self.shares) if self.shares else self.feed.label
         image, labels, theta = augment(self.feed.image, labels, config.augment, self.generator)
         if config.engine.channels_last:
             image = image.contiguous(memory_format=torch.channels_last)
         maps = {name: labels[:, 1 + m] for m, name in enumerate(self.maps)}
         label = labels[:, 0]
-        if outside > 0:
-            label = draw_outside(label, labels[:, -1], outside, self.generator)
+        if self.shares:
+            label = draw(label, labels[:, -1], self.shares, self.generator)
         batch = Batch(image, label, self.feed.index, maps, theta)
         for parameter in self.parameters:
             parameter.grad = None
