@@ -1,9 +1,10 @@
 """One fold of a real dataset: train, predict, score in columns, and keep what a quoted figure needs.
 
 Columns: raw, tta (flips), component (largest 3D component per class), tta_component; last (raw, the last weights) where
-the run keeps an average; net2, net3 and ensemble (raw) where the method trains several networks. OUT gets summary.json
-(means, commit, device, minutes, settings), config.yaml, one CSV of per-case values a column and, where snapshots were
-kept, curve.csv: raw Dice and HD95 against training minutes. Predictions stay in --work.
+the run keeps an average; both (raw, equation 6 of both decoders) for PCLMix; net2, net3 and ensemble (raw) where the
+method trains several networks. OUT gets summary.json (means, commit, device, minutes, settings), config.yaml, one CSV
+of per-case values a column and, where snapshots were kept, curve.csv: raw Dice and HD95 against training minutes.
+Predictions stay in --work.
 
     python benchmarks/acdc.py ACDC results/acdc/fast/fold2 --fold 2 --recipe fast --work /tmp/2 engine.keep_every=500
 """
@@ -17,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pclmix.data.dataset import Dataset
 from pclmix.data.volume import write_labels
 from pclmix.engine.checkpoint import SNAPSHOTS, load_checkpoint
@@ -25,6 +28,7 @@ from pclmix.evaluate import evaluate
 from pclmix.evaluate.summary import Summary
 from pclmix.files import read_json, write_json
 from pclmix.methods.base import find_method
+from pclmix.predict.dual import load_uncertain
 from pclmix.predict.model import ENSEMBLE, load
 
 
@@ -43,6 +47,18 @@ class Scores:
             write_labels(folder / f"{case}{self.dataset.ending}", labels, volume.geometry, self.dataset.labels.names)
         return folder
 
+    def predict_both(self, run: Path) -> Path:
+        """Labels of the mean of both decoders, equation 6."""
+        predictor = load_uncertain(run, device=self.device)
+        folder = self.work / "both"
+        for case in self.dataset.fold(self.fold).test:
+            volume = self.dataset.read_image(case)
+            image = predictor.as_image(volume.array, volume.geometry.spacing)
+            judged = predictor.uncertain_batches(predictor.batches(image), (image.shape[2], image.shape[3]))
+            labels = np.concatenate([q.argmax(1) for _, q in judged]).astype(np.uint8)
+            write_labels(folder / f"{case}{self.dataset.ending}", labels, volume.geometry, self.dataset.labels.names)
+        return folder
+
     def evaluate(self, folder: Path, component: bool = False) -> Summary:
         return evaluate(folder, self.dataset.root, fold=self.fold, largest_component=component, workers=8)
 
@@ -57,6 +73,8 @@ def columns_of(scores: Scores, run: Path) -> dict[str, Summary]:
         columns["component" if name == "raw" else f"{name}_component"] = scores.evaluate(folder, component=True)
     if config["engine"]["ema"] > 0:
         columns["last"] = scores.evaluate(scores.predict(run, "last", last=True))
+    if config["method"] == "pclmix":
+        columns["both"] = scores.evaluate(scores.predict_both(run))
     others = find_method(config["method"]).inference_nets[1:]
     for net in (*others, *([ENSEMBLE] if others else [])):
         columns[net] = scores.evaluate(scores.predict(run, net, net=net))

@@ -31,6 +31,7 @@ COLUMNS = {
     "component": "largest component",
     "tta_component": "flips, component",
     "last": "weights not averaged",
+    "both": "both decoders",
     "net2": "second network",
     "net3": "third network",
     "nets_mean": "mean of the networks' scores",
