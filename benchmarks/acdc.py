@@ -1,10 +1,10 @@
 """One fold of a real dataset: train, predict, score in columns, and keep what a quoted figure needs.
 
 Columns: raw, tta (flips), component (largest 3D component per class), tta_component; last (raw, the last weights) where
-the run keeps an average; both (raw, equation 6 of both decoders) for PCLMix; net2, net3 and ensemble (raw) where the
-method trains several networks. OUT gets summary.json (means, commit, device, minutes, settings), config.yaml, one CSV
-of per-case values a column and, where snapshots were kept, curve.csv: raw Dice and HD95 against training minutes.
-Predictions stay in --work.
+the run keeps an average; one pair (raw and component) for each --offset; both (raw, equation 6 of both decoders) for
+PCLMix; net2, net3 and ensemble (raw) where the method trains several networks. OUT gets summary.json (means, commit,
+device, minutes, settings), config.yaml, one CSV of per-case values a column and, where snapshots were kept, curve.csv:
+raw Dice and HD95 against training minutes. Predictions stay in --work.
 
     python benchmarks/acdc.py ACDC results/acdc/fast/fold2 --fold 2 --recipe fast --work /tmp/2 engine.keep_every=500
 """
@@ -15,6 +15,7 @@ import argparse
 import csv
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class Scores:
         return evaluate(folder, self.dataset.root, fold=self.fold, largest_component=component, workers=8)
 
 
-def columns_of(scores: Scores, run: Path) -> dict[str, Summary]:
+def columns_of(scores: Scores, run: Path, offsets: Sequence[str] = ()) -> dict[str, Summary]:
     """Every column of a finished run."""
     config = load_checkpoint(run / "last.ckpt", lazy=True)["config"]
     columns = {}
@@ -73,6 +74,12 @@ def columns_of(scores: Scores, run: Path) -> dict[str, Summary]:
         columns["component" if name == "raw" else f"{name}_component"] = scores.evaluate(folder, component=True)
     if config["engine"]["ema"] > 0:
         columns["last"] = scores.evaluate(scores.predict(run, "last", last=True))
+    for text in offsets:
+        values = {} if text == "none" else dict(one.split("=") for one in text.split(","))
+        offset = {name: float(value) for name, value in values.items()}
+        folder = scores.predict(run, f"offset {text}", offset=offset)
+        columns[f"offset {text}"] = scores.evaluate(folder)
+        columns[f"offset {text} component"] = scores.evaluate(folder, component=True)
     if config["method"] == "pclmix":
         columns["both"] = scores.evaluate(scores.predict_both(run))
     others = find_method(config["method"]).inference_nets[1:]
@@ -119,6 +126,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--masks", action="store_true", help="train on the cases with dense masks alone")
+    parser.add_argument("--offset", action="append", default=[], help="a column more, such as LV=2,background=0.5")
     args = parser.parse_intermixed_args()
     if args.out.exists() and any(args.out.iterdir()):
         parser.error(f"{args.out} holds an earlier result")
@@ -137,7 +145,7 @@ def main() -> None:
         raise SystemExit(130)
     trained = time.perf_counter()
     scores = Scores(args.dataset, args.fold, args.work, args.device)
-    columns = columns_of(scores, run)
+    columns = columns_of(scores, run, args.offset)
     args.out.mkdir(parents=True, exist_ok=True)
     for name, summary in columns.items():
         summary.write_csv(args.out / f"{name}.csv")

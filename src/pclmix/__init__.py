@@ -21,6 +21,7 @@ A user's mistake raises `pclmix.errors.PclmixError`, whose text says what to do.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +33,24 @@ __all__ = ["__version__", "evaluate", "load", "train"]
 
 
 def load(
-    path: Path | str, *, device: str = "auto", precision: Precision = "auto", batch: int | None = None
+    path: Path | str,
+    *,
+    device: str = "auto",
+    precision: Precision = "auto",
+    batch: int | None = None,
+    net: str = "net",
+    offset: Mapping[str, float] | None = None,
 ) -> Predictor:
     """A trained model, ready to predict: a run folder, a checkpoint or an exported .onnx file.
 
     `pclmix.load("run1").predict(array, spacing)` gives labels, `.predict_file(image, out)` writes them,
-    `.probabilities(array)` and `.examine(array)` say how sure they are.
+    `.probabilities(array)` and `.examine(array)` say how sure they are. Of a method with several networks `net` is one
+    of them or "ensemble"; `offset`, such as {"LV": 1.5}, is added to the scores of classes instead of the run's own.
     """
     # Imported here: torch takes seconds, and the command line must answer --help without it.
     from pclmix.predict import load as load_model
 
-    return load_model(path, device=device, precision=precision, batch=batch)
+    return load_model(path, device=device, precision=precision, batch=batch, net=net, offset=offset)
 
 
 def train(

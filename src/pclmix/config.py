@@ -107,6 +107,11 @@ class Config(Section):
     optim: Optim = Optim()
     engine: Engine = Engine()
     params: dict[str, Any] = Field(default_factory=dict, description="the method's own parameters")
+    offset: dict[str, float] = Field(
+        default_factory=dict,
+        description="class: what is added to its score when the trained network predicts, so that it gets more (or, "
+        "negative, less) of the borders that strokes leave open",
+    )
 
 
 S = TypeVar("S", bound=BaseModel)

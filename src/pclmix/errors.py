@@ -12,5 +12,6 @@ class PclmixError(Exception):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ` Did you mean 'labels'?`, or the empty string when nothing is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    by_lower = {text.lower(): text for text in known}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+    return f" Did you mean '{by_lower[close[0]]}'?" if close else ""

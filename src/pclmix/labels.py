@@ -46,6 +46,13 @@ class Labels:
     def foreground(self) -> tuple[str, ...]:
         return self.names[1:]
 
+    def index(self, name: str, key: str) -> int:
+        """The number of a class by its name; `key` is the setting that names it, for the message."""
+        if name not in self.names:
+            known = ", ".join(self.names)
+            raise PclmixError(f"{key}: there is no class '{name}' here.{nearest(name, self.names)} Known: {known}")
+        return self.names.index(name)
+
     @classmethod
     def generic(cls, count: int) -> Labels:
         """Names "1", "2", ... for a bare folder of masks with `count` classes."""

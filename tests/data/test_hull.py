@@ -96,7 +96,7 @@ def test_shares_are_given_by_the_names_of_structures() -> None:
     labels = Labels(("background", "RV", "Myo", "LV"), 4)
     assert hull_shares(Data(), labels) == {}
     assert hull_shares(Data(outside=0.1, inside={"LV": 0.2, "RV": 0}), labels) == {0: 0.1, 3: 0.2}
-    with pytest.raises(PclmixError, match=r"data\.inside\.LVV: .* Did you mean 'LV'\? Known: RV, Myo, LV"):
+    with pytest.raises(PclmixError, match=r"data\.inside\.LVV: .* Did you mean 'LV'\? Known: background, RV, Myo, LV"):
         hull_shares(Data(inside={"LVV": 0.2}), labels)
     with pytest.raises(PclmixError, match=r"data\.inside\.background: .* has data\.outside"):
         hull_shares(Data(inside={"background": 0.2}), labels)

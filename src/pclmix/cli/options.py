@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ TrainingDataset = Annotated[Path, typer.Argument(help="A dataset folder (dataset
 DatasetWithFolds = Annotated[Path, typer.Argument(help="A dataset folder with folds in splits_final.json.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
 Method = Annotated[str | None, typer.Option(help="A name of `pclmix methods`.", show_default="pclmix")]
-Recipe = Annotated[str | None, typer.Option(help="paper, fast, tiny or a .yaml file.", show_default="fast")]
+Recipe = Annotated[str | None, typer.Option(help="paper, fast, hull, tiny or a .yaml file.", show_default="fast")]
 Iterations = Annotated[int | None, typer.Option(help="Number of steps.")]
 IterationsOfEach = Annotated[int | None, typer.Option("--iterations", help="Number of steps of each run.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
@@ -30,3 +31,21 @@ def settings(
     """Options and KEY=VALUE arguments as one list of settings; an argument comes later, so it wins."""
     given = {"engine.iterations": iterations, "engine.seconds": seconds, "seed": seed}
     return [*(f"{key}={value}" for key, value in given.items() if value is not None), *(overrides or [])]
+
+
+def numbers_by_name(option: str, given: Sequence[str] | None) -> dict[str, float] | None:
+    """NAME=VALUE of a repeated option; None where it was not given."""
+    from pclmix.errors import PclmixError
+
+    if given is None:
+        return None
+    found = {}
+    for text in given:
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = float("nan")
+        if not name or not math.isfinite(found[name]):
+            raise PclmixError(f"{option} {text}: a name and a number are needed, such as {option} LV=1.5")
+    return found

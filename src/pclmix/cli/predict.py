@@ -37,6 +37,14 @@ def predict(
     net: Annotated[
         str, typer.Option(help="Of a method with several networks: one of them, such as net2, or ensemble.")
     ] = "net",
+    offset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLASS=VALUE",
+            help="Add VALUE to the score of CLASS: more of the borders that strokes left open, or less. Repeatable.",
+            show_default="the run's own",
+        ),
+    ] = None,
     device: options.Device = "auto",
     batch: Annotated[
         int | None, typer.Option(help="Slices through the network at once.", show_default="by device")
@@ -63,12 +71,13 @@ def predict(
     if source.exists() and out.resolve() == source.resolve():
         raise PclmixError(f"{out} is INPUT itself; choose another OUT, so that labels and images stay apart")
     require_writable(out)
+    favoured = options.numbers_by_name("--offset", offset)
     if uncertainty and model.suffix.lower() != ".onnx":
         from pclmix.predict.dual import load_uncertain
 
-        predictor = load_uncertain(model, device=device, batch=batch, net=net)
+        predictor = load_uncertain(model, device=device, batch=batch, net=net, offset=favoured)
     else:
-        predictor = load(model, device=device, batch=batch, net=net)
+        predictor = load(model, device=device, batch=batch, net=net, offset=favoured)
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("predicting", total=None)
         outcome = predict_files(

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from pclmix.config import Data
-from pclmix.errors import PclmixError, nearest
+from pclmix.errors import PclmixError
 from pclmix.labels import IGNORE, Labels
 
 DIRECTIONS = 64  # of the half planes whose intersection stands for the hull; it is never smaller than the hull
@@ -22,12 +22,10 @@ ROUNDING = 1e-3  # pixels; those on the border belong to the hull
 
 def hull_shares(data: Data, labels: Labels) -> dict[int, float]:
     """Class -> share to draw of what hulls say about it, 0 being the outside of all; without those that draw none."""
-    for name in data.inside:
-        if name not in labels.foreground:
-            hint = " The background has data.outside." if name == labels.names[0] else nearest(name, labels.foreground)
-            known = ", ".join(labels.foreground)
-            raise PclmixError(f"data.inside.{name}: this dataset has no such structure.{hint} Known: {known}")
-    shares = {0: data.outside} | {labels.names.index(name): share for name, share in data.inside.items()}
+    inside = {labels.index(name, f"data.inside.{name}"): share for name, share in data.inside.items()}
+    if 0 in inside:
+        raise PclmixError(f"data.inside.{labels.names[0]}: this is for structures; the background has data.outside")
+    shares = {0: data.outside} | inside
     return {k: share for k, share in shares.items() if share > 0}
 
 

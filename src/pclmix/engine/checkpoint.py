@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pclmix.errors import PclmixError
 from pclmix.files import atomic_path
+from pclmix.labels import Labels
 from pclmix.nets.segmenter import Segmenter, build_segmenter
 
 FORMAT = 1
@@ -138,7 +139,20 @@ def trained_state(content: dict[str, Any], *, last: bool = False) -> dict[str, T
 def inference_state(content: dict[str, Any], net: str = "net", *, last: bool = False) -> dict[str, Tensor]:
     """Weights of one inference network alone, from the average where there is one, unless the `last` are asked for."""
     state, prefix = trained_state(content, last=last), f"{net}."
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    return with_offset({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}, content)
+
+
+def with_offset(state: dict[str, Tensor], content: dict[str, Any]) -> dict[str, Tensor]:
+    """A decoder's weights with the `offset` of the configuration in the bias of its head."""
+    offset = content["config"].get("offset") or {}  # runs from before there was one have none
+    if not offset:
+        return state
+    (head,) = (name for name in state if name.endswith("head.bias"))
+    bias = state[head].clone()
+    labels = Labels(tuple(content["labels"]["names"]), content["labels"]["ignore"])
+    for name, value in offset.items():
+        bias[labels.index(name, f"offset.{name}")] += value
+    return {**state, head: bias}
 
 
 def build_net(content: dict[str, Any], name: str = "net", *, last: bool = False) -> Segmenter:

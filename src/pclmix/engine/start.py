@@ -70,6 +70,8 @@ def run_training(
     data = Dataset.open(dataset)
     require_fit(config, len(data.channels), data.labels.count, devices * nodes)
     hull_shares(config.data, data.labels)  # refuses names of no structure
+    for name in config.offset:
+        data.labels.index(name, f"offset.{name}")
     if content is not None:
         fold = _fold_of(out, content) if fold is None else fold
         require_same(content, config, data, fold, out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,30 @@ import torch
 from torch import Tensor, nn
 
 from pclmix.device import device_kind
-from pclmix.engine.checkpoint import build_net, open_model, trained_state
+from pclmix.engine.checkpoint import build_net, open_model, trained_state, with_offset
 from pclmix.nets.dual import build_auxiliary
 from pclmix.nets.segmenter import Segmenter
 from pclmix.predict import load
 from pclmix.predict.base import FLIPS, TTA, About, Array, Predictor
-from pclmix.predict.model import BATCH, TorchPredictor, about_model, read_calibration
+from pclmix.predict.model import BATCH, TorchPredictor, about_model, read_calibration, replace_offset
 
 
-def load_uncertain(path: Path | str, *, device: str = "auto", batch: int | None = None, net: str = "net") -> Predictor:
+def load_uncertain(
+    path: Path | str,
+    *,
+    device: str = "auto",
+    batch: int | None = None,
+    net: str = "net",
+    offset: Mapping[str, float] | None = None,
+) -> Predictor:
     """As `load`, with the transformer decoder where the checkpoint has one; else the CNN alone speaks."""
     path = Path(path)
     if path.suffix.lower() == ".onnx":
-        return load(path, device=device, batch=batch, net=net)
-    content = open_model(path)
+        return load(path, device=device, batch=batch, net=net, offset=offset)
+    content = replace_offset(open_model(path), offset)
     both = any(name.startswith("aux.") for name in content["method"])  # a snapshot has the CNN alone
     if content["config"]["method"] != "pclmix" or net != "net" or not both:
-        return load(path, device=device, batch=batch, net=net)
+        return load(path, device=device, batch=batch, net=net, offset=offset)
     place = torch.device(device_kind(device))
     cnn, about = build_net(content), about_model(path, content)
     params = content["config"]["params"]
@@ -50,7 +57,8 @@ def build_transformer(net: Segmenter, content: dict[str, Any]) -> nn.Module:
         net, classes, params["drop_path"], params["absolute_position"], params["embedding"], params["swin_width"]
     )
     state = trained_state(content)
-    aux.load_state_dict({k.removeprefix("aux."): v for k, v in state.items() if k.startswith("aux.")})
+    own = {k.removeprefix("aux."): v for k, v in state.items() if k.startswith("aux.")}
+    aux.load_state_dict(with_offset(own, content))
     return aux.eval()
 
 

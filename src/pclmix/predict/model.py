@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,20 @@ def load(
     batch: int | None = None,
     net: str = "net",
     last: bool = False,
+    offset: Mapping[str, float] | None = None,
 ) -> Predictor:
     """The predictor of MODEL: a run folder or a checkpoint. Only encoder and CNN decoder are built.
 
     `precision` is bf16 on a GPU and 32 on a CPU unless said; `batch` is the number of slices at once. `net` is one of
     the networks that the method trained to predict alone, or `ensemble` for the mean of their probabilities. `last`
-    takes the last weights where the run kept an average.
+    takes the last weights where the run kept an average. `offset`, class: what is added to its score, stands in for the
+    run's own.
     """
     path = Path(path)
     place = torch.device(device_kind(device))
     if ending_of(path) and path.is_file():
         raise PclmixError(f"{path} is an image; the model comes first: pclmix predict MODEL INPUT OUT")
-    content = open_model(path)
+    content = replace_offset(open_model(path), offset)
     names = network_names(path, content, net)
     nets = [build_net(content, name, last=last) for name in names]
     return TorchPredictor(
@@ -61,6 +63,11 @@ def load(
         bf16=precision == "bf16" or (precision == "auto" and place.type == "cuda"),
         batch=BATCH[place.type] if batch is None else batch,
     )
+
+
+def replace_offset(content: dict[str, Any], offset: Mapping[str, float] | None) -> dict[str, Any]:
+    """A checkpoint as if it had been trained with this `offset`, where one is given."""
+    return content if offset is None else {**content, "config": {**content["config"], "offset": dict(offset)}}
 
 
 def network_names(path: Path, content: dict[str, Any], net: str) -> tuple[str, ...]:
