@@ -16,7 +16,7 @@ from typing import Any
 from pclmix.errors import PclmixError
 from pclmix.files import atomic_path
 from pclmix.report.significance import AVERAGE
-from results_page import after, curves, speed, tables
+from results_page import after, curves, phantom, speed, tables
 from results_page.groups import COLUMNS, Group, pool, read_groups, upper_bounds
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -45,6 +45,7 @@ def page(root: Path) -> str:
                 "",
             ]
         lines += ["### Published figures", "", *tables.published_tables(published)]
+    lines += phantom.rows_lines(root)
     lines += [*speed.step_lines(root), *speed.methods_lines(root), *speed.prediction_lines(root)]
     lines += [*after.folder_lines(root), *after.uncertainty_lines(root), *after.export_lines(root)]
     return "\n".join(lines).rstrip() + "\n"

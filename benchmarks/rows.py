@@ -1,0 +1,70 @@
+"""Every row of the table on the phantom: each method with the demo's recipe for the same number of steps, on a CPU.
+
+At toy size (64 x 64, a thin network, six patients to learn from): the order is that of this toy. Real data:
+benchmarks/acdc.py, results/acdc/methods. What --work holds already is not trained again. OUT gets the table of
+`pclmix compare`, one CSV of per-case values a method, and rows.json with what made them.
+
+    python benchmarks/rows.py results/rows --work /tmp/rows --iterations 300
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from pclmix.engine.runlog import ENVIRONMENT
+from pclmix.evaluate import read_summary
+from pclmix.files import atomic_path, read_json, write_json
+from pclmix.methods.base import METHODS, load_all
+from pclmix.report import tables
+from pclmix.report.crossval import EVALUATION
+from pclmix.report.demo import DATASET, RECIPE, make_dataset
+from pclmix.report.runs import Run
+
+FIRST, UNRANKED = "pclmix", "full"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--work", type=Path, required=True, help="the dataset and the runs go here")
+    parser.add_argument("--iterations", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--methods", nargs="+", help="all of them if not given")
+    args = parser.parse_args()
+    console = Console(stderr=True)
+    load_all()
+    known = METHODS.names()
+    methods = args.methods or [FIRST, *sorted(set(known) - {FIRST, UNRANKED}), UNRANKED]
+    if not (args.work / DATASET).is_dir():
+        make_dataset(args.work / DATASET, args.seed)
+    for method in methods:
+        train(args.work, method, args.iterations, args.seed, console)
+    runs = [Run(method, read_summary(args.work / method / EVALUATION)) for method in methods]
+    args.out.mkdir(parents=True, exist_ok=True)
+    table = tables.build(runs, against=methods[0], unranked=[UNRANKED] if UNRANKED in methods else [])
+    with atomic_path(args.out / "rows.md") as temporary:
+        temporary.write_text(tables.markdown(table), encoding="utf-8")
+    for run in runs:
+        run.summary.write_csv(args.out / f"{run.name}.csv")
+    environment = read_json(args.work / methods[0] / "fold1" / ENVIRONMENT)
+    kept = {key: value for key, value in environment.items() if key != "command"}
+    settings = {"recipe": RECIPE, "iterations": args.iterations, "seed": args.seed, "methods": methods}
+    write_json(args.out / "rows.json", {**settings, "environment": kept})
+
+
+def train(work: Path, method: str, iterations: int, seed: int, console: Console) -> None:
+    if (work / method / EVALUATION).is_file():
+        return
+    console.print(f"{method}: {iterations} steps", highlight=False)
+    words = ["--method", method, "--recipe", RECIPE, "--folds", "1", "--iterations", str(iterations)]
+    command = ["crossval", str(work / DATASET), "--out", str(work / method), *words, "--seed", str(seed)]
+    subprocess.run([sys.executable, "-m", "pclmix", *command, "--device", "cpu"], check=True, capture_output=True)
+
+
+if __name__ == "__main__":
+    main()
