@@ -270,6 +270,22 @@ def test_steps_of_methods_and_a_mark_over_the_limit(script: Any, root: Path) -> 
     assert line[6] == "2.2"
 
 
+def test_rows_on_the_phantom_are_computed_from_their_cases(script: Any, root: Path) -> None:
+    assert "phantom" not in script.page(root)
+    folder = root / "results" / "rows"
+    for name, dice in (("pclmix", 0.8), ("pce", 0.5), ("full", 0.9)):
+        run = write_run(root / "made" / name, dice)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.csv").write_bytes((run / f"{COLUMNS[0]}.csv").read_bytes())
+    about = {"recipe": "demo", "iterations": 300, "seed": 0, "methods": ["pclmix", "pce", "full"]}
+    (folder / "rows.json").write_text(json.dumps({**about, "environment": {"commit": "abc1234"}}))
+    text = script.page(root)
+    assert "recipe `demo`, 300 steps each, seed 0, commit abc1234" in text
+    assert rows(text, "pclmix")[0][7].startswith("**80.0 (")
+    assert rows(text, "pce")[0][7].startswith("<u>50.0 (")
+    assert "Not ranked: full." in text
+
+
 def test_mistakes_are_named(script: Any, root: Path) -> None:
     group = write_about(root, "twice", pooled=True)
     write_run(group / "one", 0.8)

@@ -22,8 +22,8 @@ def rows_lines(root: Path) -> list[str]:
     table = tables.build(runs, against=methods[0], unranked=[m for m in methods if m == UNRANKED])
     made = about["environment"]
     text = (
-        f"The same comparison at toy size, to be repeated on any CPU: recipe `{about['recipe']}`, {about['iterations']} "
-        f"steps each, seed {about['seed']}, commit {made['commit']} (benchmarks/rows.py). The phantom is no heart: the "
-        "order of real data is above."
+        f"The same comparison at toy size, to be repeated on any CPU: recipe `{about['recipe']}`, "
+        f"{about['iterations']} steps each, seed {about['seed']}, commit {made['commit']} (benchmarks/rows.py). "
+        "The phantom is no heart: the order of real data is above."
     )
     return ["## Every method on the phantom", "", text, "", *tables.markdown(table).rstrip().splitlines(), ""]
