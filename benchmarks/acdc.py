@@ -15,7 +15,7 @@ import argparse
 import csv
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.volume import write_labels
 from pclmix.engine.checkpoint import SNAPSHOTS, load_checkpoint
 from pclmix.engine.start import run_training
+from pclmix.errors import PclmixError
 from pclmix.evaluate import evaluate
 from pclmix.evaluate.summary import Summary
 from pclmix.files import read_json, write_json
 from pclmix.methods.base import find_method
 from pclmix.predict.dual import load_uncertain
 from pclmix.predict.model import ENSEMBLE, load
+
+NONE: Mapping[str, dict[str, float]] = {}
 
 
 class Scores:
@@ -64,7 +67,7 @@ class Scores:
         return evaluate(folder, self.dataset.root, fold=self.fold, largest_component=component, workers=8)
 
 
-def columns_of(scores: Scores, run: Path, offsets: Sequence[str] = ()) -> dict[str, Summary]:
+def columns_of(scores: Scores, run: Path, offsets: Mapping[str, dict[str, float]] = NONE) -> dict[str, Summary]:
     """Every column of a finished run."""
     config = load_checkpoint(run / "last.ckpt", lazy=True)["config"]
     columns = {}
@@ -74,9 +77,7 @@ def columns_of(scores: Scores, run: Path, offsets: Sequence[str] = ()) -> dict[s
         columns["component" if name == "raw" else f"{name}_component"] = scores.evaluate(folder, component=True)
     if config["engine"]["ema"] > 0:
         columns["last"] = scores.evaluate(scores.predict(run, "last", last=True))
-    for text in offsets:
-        values = {} if text == "none" else dict(one.split("=") for one in text.split(","))
-        offset = {name: float(value) for name, value in values.items()}
+    for text, offset in offsets.items():
         folder = scores.predict(run, f"offset {text}", offset=offset)
         columns[f"offset {text}"] = scores.evaluate(folder)
         columns[f"offset {text} component"] = scores.evaluate(folder, component=True)
@@ -86,6 +87,16 @@ def columns_of(scores: Scores, run: Path, offsets: Sequence[str] = ()) -> dict[s
     for net in (*others, *([ENSEMBLE] if others else [])):
         columns[net] = scores.evaluate(scores.predict(run, net, net=net))
     return columns
+
+
+def read_offset(text: str, dataset: Dataset) -> dict[str, float]:
+    """LV=2,background=0.5, or none."""
+    offset = {}
+    for one in text.split(",") if text != "none" else ():
+        name, _, value = one.partition("=")
+        dataset.labels.index(name, text)
+        offset[name] = float(value)
+    return offset
 
 
 def write_curve(scores: Scores, run: Path, path: Path) -> None:
@@ -130,6 +141,10 @@ def main() -> None:
     args = parser.parse_intermixed_args()
     if args.out.exists() and any(args.out.iterdir()):
         parser.error(f"{args.out} holds an earlier result")
+    try:
+        offsets = {text: read_offset(text, Dataset.open(args.dataset)) for text in args.offset}
+    except (PclmixError, ValueError) as error:
+        parser.error(f"--offset: {error}")
     began = time.perf_counter()
     run = args.work / "run"
     finished = run_training(
@@ -145,7 +160,7 @@ def main() -> None:
         raise SystemExit(130)
     trained = time.perf_counter()
     scores = Scores(args.dataset, args.fold, args.work, args.device)
-    columns = columns_of(scores, run, args.offset)
+    columns = columns_of(scores, run, offsets)
     args.out.mkdir(parents=True, exist_ok=True)
     for name, summary in columns.items():
         summary.write_csv(args.out / f"{name}.csv")

@@ -51,19 +51,23 @@ def main() -> None:
         temporary.write_text(tables.markdown(table), encoding="utf-8")
     for run in runs:
         run.summary.write_csv(args.out / f"{run.name}.csv")
-    environment = read_json(args.work / methods[0] / "fold1" / ENVIRONMENT)
+    made = [read_json(args.work / method / "fold1" / ENVIRONMENT) for method in methods]
+    if len({environment["commit"] for environment in made}) > 1:
+        sys.exit(f"{args.work} holds runs of several commits; give another --work")
+    environment = made[0]
     kept = {key: value for key, value in environment.items() if key != "command"}
     settings = {"recipe": RECIPE, "iterations": args.iterations, "seed": args.seed, "methods": methods}
     write_json(args.out / "rows.json", {**settings, "environment": kept})
 
 
 def train(work: Path, method: str, iterations: int, seed: int, console: Console) -> None:
-    if (work / method / EVALUATION).is_file():
-        return
     console.print(f"{method}: {iterations} steps", highlight=False)
     words = ["--method", method, "--recipe", RECIPE, "--folds", "1", "--iterations", str(iterations)]
     command = ["crossval", str(work / DATASET), "--out", str(work / method), *words, "--seed", str(seed)]
-    subprocess.run([sys.executable, "-m", "pclmix", *command, "--device", "cpu"], check=True, capture_output=True)
+    # It does not train again what is done with these settings, and refuses what was done with others.
+    done = subprocess.run([sys.executable, "-m", "pclmix", *command, "--device", "cpu"], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr.strip().splitlines()[-1])
 
 
 if __name__ == "__main__":

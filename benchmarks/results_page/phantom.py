@@ -24,6 +24,6 @@ def rows_lines(root: Path) -> list[str]:
     text = (
         f"The same comparison at toy size, to be repeated on any CPU: recipe `{about['recipe']}`, "
         f"{about['iterations']} steps each, seed {about['seed']}, commit {made['commit']} (benchmarks/rows.py). "
-        "The phantom has clear edges, which favours the gated CRF and the random walker; the order on real data is above."
+        "The phantom has clear edges, which favours the gated CRF and the random walker; real data is above."
     )
     return ["## Every method on the phantom", "", text, "", *tables.markdown(table).rstrip().splitlines(), ""]

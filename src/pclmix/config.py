@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
 
 from pclmix.errors import PclmixError, nearest
 
@@ -107,7 +107,7 @@ class Config(Section):
     optim: Optim = Optim()
     engine: Engine = Engine()
     params: dict[str, Any] = Field(default_factory=dict, description="the method's own parameters")
-    offset: dict[str, float] = Field(
+    offset: dict[str, FiniteFloat] = Field(
         default_factory=dict,
         description="class: what is added to its score when the trained network predicts, so that it gets more (or, "
         "negative, less) of the borders that strokes leave open",

@@ -50,7 +50,7 @@ class Labels:
         """The number of a class by its name; `key` is the setting that names it, for the message."""
         if name not in self.names:
             known = ", ".join(self.names)
-            raise PclmixError(f"{key}: there is no class '{name}' here.{nearest(name, self.names)} Known: {known}")
+            raise PclmixError(f"{key}: there is no class '{name}' here.{nearest(str(name), self.names)} Known: {known}")
         return self.names.index(name)
 
     @classmethod

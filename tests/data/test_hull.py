@@ -54,6 +54,27 @@ def test_by_hand() -> None:
     assert torch.equal(inside_hull(drawn_at([(5, 10), (5, 20), (15, 10), (15, 20)]), 2)[0], expected)
 
 
+@pytest.mark.parametrize(("down", "right"), [(1, 0), (0, 1), (1, 1), (1, -1)])
+def test_a_straight_stroke_across_a_large_image_is_its_own_hull(down: int, right: int) -> None:
+    label = torch.full((1, 256, 256), IGNORE)
+    for n in range(200):
+        label[0, 28 + down * n, (227 if right < 0 else 28) + right * n] = 2
+    assert torch.equal(inside_hull(label, 2), label == 2)
+
+
+@given(st.integers(1, 199), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_a_slanted_stroke_is_widened_by_less_than_a_pixel(rise: int, upright: bool) -> None:
+    label = torch.full((1, 256, 256), IGNORE)
+    for n in range(200):
+        along, across = 28 + n, 28 + round(n * rise / 199)
+        label[(0, along, across) if upright else (0, across, along)] = 2
+    hull = inside_hull(label, 2)[0]
+    assert hull.sum() < 3 * 200
+    grown = torch.from_numpy(binary_dilation((label[0] == 2).numpy(), np.ones((3, 3))))
+    assert not (hull & ~grown).any()
+
+
 def test_nothing_drawn_has_no_outside_and_one_pixel_has() -> None:
     label = torch.cat([torch.full((1, 24, 32), IGNORE), drawn_at([(3, 4)])])
     outside = outside_hull(label)
@@ -96,7 +117,10 @@ def test_shares_are_given_by_the_names_of_structures() -> None:
     labels = Labels(("background", "RV", "Myo", "LV"), 4)
     assert hull_shares(Data(), labels) == {}
     assert hull_shares(Data(outside=0.1, inside={"LV": 0.2, "RV": 0}), labels) == {0: 0.1, 3: 0.2}
-    with pytest.raises(PclmixError, match=r"data\.inside\.LVV: .* Did you mean 'LV'\? Known: background, RV, Myo, LV"):
+    with pytest.raises(
+        PclmixError, match=r"data\.inside names LVV, this dataset has RV, Myo, LV; .* data\.inside=\{\}"
+    ):
         hull_shares(Data(inside={"LVV": 0.2}), labels)
+    assert hull_shares(Data(inside={"LVV": 0}), labels) == {}
     with pytest.raises(PclmixError, match=r"data\.inside\.background: .* has data\.outside"):
         hull_shares(Data(inside={"background": 0.2}), labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from pclmix.engine.checkpoint import LAST, load_checkpoint
 from pclmix.engine.start import run_training
 from pclmix.errors import PclmixError
 from pclmix.export.onnx import export_onnx
+from pclmix.files import read_json
 from pclmix.predict import load
 from pclmix.predict.dual import DualPredictor, load_uncertain
+from pclmix.predict.files import predict_files
 
 OFFSET = {"LV": 2.0, "background": -0.5}
 ADDED = np.array([-0.5, 0.0, 0.0, 2.0], np.float32)[:, None, None]
@@ -83,6 +86,34 @@ def test_a_class_that_is_not_there_is_refused_before_training(phantom_dataset: P
     with pytest.raises(PclmixError, match=r"offset\.Lv: there is no class 'Lv' here\. Did you mean 'LV'\?"):
         run_training(phantom_dataset, tmp_path / "run", recipe="tiny", overrides=["offset.Lv=1"], device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["nan", ".inf", "-.inf", "much"])
+def test_what_is_no_number_is_refused_before_training(phantom_dataset: Path, tmp_path: Path, value: str) -> None:
+    with pytest.raises(PclmixError, match=r"offset\.LV="):
+        run_training(phantom_dataset, tmp_path / "run", recipe="tiny", overrides=[f"offset.LV={value}"], device="cpu")
+
+
+@pytest.mark.parametrize("offset", [{"LV": "2"}, {"LV": None}, {"LV": float("nan")}, "LV=1", {3: 1.0}])
+def test_mistakes_in_python(tiny_run: Path, offset: Any) -> None:
+    with pytest.raises(PclmixError, match="offset"):
+        pclmix.load(tiny_run, device="cpu", offset=offset)
+
+
+def test_a_resume_has_to_keep_it(phantom_dataset: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"recipe": "tiny", "method": "pce", "fold": 1, "device": "cpu"}
+    steps = "engine.iterations=2"
+    run_training(phantom_dataset, tmp_path / "run", overrides=[steps, "offset.LV=2", "data.inside.LV=0.5"], **settings)
+    with pytest.raises(PclmixError, match=r"data\.inside\.LV: 0\.5 then, None now, offset\.LV: 2\.0 then, None now"):
+        run_training(phantom_dataset, tmp_path / "run", overrides=[steps], resume=True, **settings)
+
+
+def test_predictions_say_which(tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
+    image = phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz"
+    predict_files(load(tiny_run, device="cpu", offset=OFFSET), image, tmp_path)
+    assert read_json(tmp_path / "prediction.json")["offset"] == OFFSET
+    with pytest.raises(PclmixError, match="another setting of offset"):
+        predict_files(load(tiny_run, device="cpu"), image, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,10 @@ def require_same(content: dict[str, Any], config: Config, dataset: Dataset, fold
     params = build_params(find_method(config.method), {}).model_dump(mode="json")
     then = flatten(Config(params=params).model_dump(mode="json")) | flatten(content["config"])
     now = flatten(config.model_dump(mode="json"))
-    changed = [key for key in now if now[key] != then.get(key)]
+    # Both ways: what was left out of an open table, such as offset, is in none of the keys of now.
+    changed = [key for key in now | then if now.get(key) != then.get(key)]
     if changed:
-        shown = ", ".join(f"{key}: {then.get(key)} then, {now[key]} now" for key in changed[:3])
+        shown = ", ".join(f"{key}: {then.get(key)} then, {now.get(key)} now" for key in changed[:3])
         raise PclmixError(f"{run} was trained with other settings ({shown}); repeat them or choose another --out")
     if fold != content["run"]["fold"]:
         raise PclmixError(f"{run} was trained on fold {content['run']['fold']}; give the same --fold or another --out")

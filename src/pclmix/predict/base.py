@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ class About:
     dataset: str = ""  #: name of the dataset it was trained on
     trained_on: tuple[str, ...] = ()  #: the cases of it that training saw
     temperature: float = 1.0  #: logits are divided by it before the softmax; `pclmix calibrate` finds it
+    offset: dict[str, float] = field(default_factory=dict)  #: class: what its score has been given
 
     @property
     def settings(self) -> Settings:

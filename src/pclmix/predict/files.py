@@ -203,6 +203,7 @@ def _record(predictor: Predictor, tta: TTA, largest_component: bool) -> dict[str
         "labels": {name: k for k, name in enumerate(about.labels.names)},
         "colours": dict(zip(about.labels.names, about.labels.colours(), strict=True)),
         "temperature": about.temperature,
+        "offset": about.offset,
         "tta": tta,
         "largest_component": largest_component,
         "version": __version__,
@@ -215,7 +216,9 @@ def _require_same_model(folder: Path, record: dict[str, object]) -> None:
     if not path.is_file():
         return
     before = read_json(path)
-    for key in ("identity", "tta", "largest_component"):
+    if isinstance(before, dict):
+        before = {"offset": {}, **before}  # folders from before there was one have none
+    for key in ("offset", "identity", "tta", "largest_component"):
         if not isinstance(before, dict) or before.get(key) != record[key]:
             what = "another model" if key == "identity" else f"another setting of {key.replace('_', '-')}"
             raise PclmixError(f"{folder} holds predictions of {what} ({path}); choose another OUT or remove it first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,12 @@ def load(
 
 def replace_offset(content: dict[str, Any], offset: Mapping[str, float] | None) -> dict[str, Any]:
     """A checkpoint as if it had been trained with this `offset`, where one is given."""
-    return content if offset is None else {**content, "config": {**content["config"], "offset": dict(offset)}}
+    if offset is None:
+        return content
+    numbers = offset.values() if isinstance(offset, Mapping) else [None]
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in numbers):
+        raise PclmixError(f'offset {offset!r}: classes and finite numbers are needed, such as {{"LV": 1.5}}')
+    return {**content, "config": {**content["config"], "offset": dict(offset)}}
 
 
 def network_names(path: Path, content: dict[str, Any], net: str) -> tuple[str, ...]:
@@ -107,6 +113,7 @@ def about_model(path: Path, content: dict[str, Any], nets: Sequence[str] = ("net
         str(run.get("dataset", "")),
         tuple(run.get("cases", ())),
         float(read_calibration(path, digest.hexdigest()).get("temperature", 1.0)),
+        dict(content["config"].get("offset") or {}),
     )
 
 
@@ -118,7 +125,8 @@ def read_calibration(path: Path, identity: str) -> dict[str, Any]:
     content = read_json(found)
     if not isinstance(content, dict) or content.get("identity") != identity:
         log.warning(
-            "%s is of other weights and is not used; `pclmix calibrate` makes it for a run's first network", found
+            "%s is of other weights or another offset and is not used; `pclmix calibrate` makes it for a run's own",
+            found,
         )
         return {}
     return content
