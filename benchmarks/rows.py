@@ -44,6 +44,10 @@ def main() -> None:
         make_dataset(args.work / DATASET, args.seed)
     for method in methods:
         train(args.work, method, args.iterations, args.seed, console)
+    made = [read_json(args.work / method / "fold1" / ENVIRONMENT) for method in methods]
+    if len({environment["commit"] for environment in made}) > 1:
+        sys.exit(f"{args.work} holds runs of several commits; give another --work")
+    environment = made[0]
     runs = [Run(method, read_summary(args.work / method / EVALUATION)) for method in methods]
     args.out.mkdir(parents=True, exist_ok=True)
     table = tables.build(runs, against=methods[0], unranked=[UNRANKED] if UNRANKED in methods else [])
@@ -51,10 +55,6 @@ def main() -> None:
         temporary.write_text(tables.markdown(table), encoding="utf-8")
     for run in runs:
         run.summary.write_csv(args.out / f"{run.name}.csv")
-    made = [read_json(args.work / method / "fold1" / ENVIRONMENT) for method in methods]
-    if len({environment["commit"] for environment in made}) > 1:
-        sys.exit(f"{args.work} holds runs of several commits; give another --work")
-    environment = made[0]
     kept = {key: value for key, value in environment.items() if key != "command"}
     settings = {"recipe": RECIPE, "iterations": args.iterations, "seed": args.seed, "methods": methods}
     write_json(args.out / "rows.json", {**settings, "environment": kept})
