@@ -38,7 +38,7 @@ def load_uncertain(
     place = torch.device(device_kind(device))
     cnn, about = build_net(content), about_model(path, content)
     params = content["config"]["params"]
-    own = read_calibration(path, about.identity).get("mean_temperature")
+    own = read_calibration(path, about.identity, warn=False).get("mean_temperature")  # `about` has warned
     return DualPredictor(
         about,
         cnn,

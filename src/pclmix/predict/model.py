@@ -117,14 +117,15 @@ def about_model(path: Path, content: dict[str, Any], nets: Sequence[str] = ("net
     )
 
 
-def read_calibration(path: Path, identity: str) -> dict[str, Any]:
+def read_calibration(path: Path, identity: str, *, warn: bool = True) -> dict[str, Any]:
     """What `pclmix calibrate` left in the run folder of MODEL for these very weights; empty where it did not."""
     found = (path if path.is_dir() else path.parent) / CALIBRATION
     if not found.is_file():
         return {}
     content = read_json(found)
     if not isinstance(content, dict) or content.get("identity") != identity:
-        log.warning(
+        log.log(
+            logging.WARNING if warn else logging.DEBUG,
             "%s is of other weights or another offset and is not used; `pclmix calibrate` makes it for a run's own",
             found,
         )
