@@ -15,7 +15,7 @@ import argparse
 import csv
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,6 @@ from pclmix.methods.base import find_method
 from pclmix.predict.dual import load_uncertain
 from pclmix.predict.model import ENSEMBLE, load
 
-NONE: Mapping[str, dict[str, float]] = {}
-
 
 class Scores:
     """Predicts and scores the test cases of one fold."""
@@ -44,30 +42,32 @@ class Scores:
 
     def predict(self, model: Path, name: str, tta: Any = "none", **which: Any) -> Path:
         predictor = load(model, device=self.device, **which)
-        folder = self.work / name
-        for case in self.dataset.fold(self.fold).test:
-            volume = self.dataset.read_image(case)
-            labels = predictor.predict(volume.array, volume.geometry.spacing, tta=tta)
-            write_labels(folder / f"{case}{self.dataset.ending}", labels, volume.geometry, self.dataset.labels.names)
-        return folder
+        return self._write(name, lambda array, spacing: predictor.predict(array, spacing, tta=tta))
 
     def predict_both(self, run: Path) -> Path:
         """Labels of the mean of both decoders, equation 6."""
         predictor = load_uncertain(run, device=self.device)
-        folder = self.work / "both"
+
+        def labels(array: Any, spacing: Any) -> Any:
+            image = predictor.as_image(array, spacing)
+            judged = predictor.uncertain_batches(predictor.batches(image), (image.shape[2], image.shape[3]))
+            return np.concatenate([q.argmax(1) for _, q in judged]).astype(np.uint8)
+
+        return self._write("both", labels)
+
+    def _write(self, name: str, labels: Callable[[Any, Any], Any]) -> Path:
+        folder = self.work / name
         for case in self.dataset.fold(self.fold).test:
             volume = self.dataset.read_image(case)
-            image = predictor.as_image(volume.array, volume.geometry.spacing)
-            judged = predictor.uncertain_batches(predictor.batches(image), (image.shape[2], image.shape[3]))
-            labels = np.concatenate([q.argmax(1) for _, q in judged]).astype(np.uint8)
-            write_labels(folder / f"{case}{self.dataset.ending}", labels, volume.geometry, self.dataset.labels.names)
+            found = labels(volume.array, volume.geometry.spacing)
+            write_labels(folder / f"{case}{self.dataset.ending}", found, volume.geometry, self.dataset.labels.names)
         return folder
 
     def evaluate(self, folder: Path, component: bool = False) -> Summary:
         return evaluate(folder, self.dataset.root, fold=self.fold, largest_component=component, workers=8)
 
 
-def columns_of(scores: Scores, run: Path, offsets: Mapping[str, dict[str, float]] = NONE) -> dict[str, Summary]:
+def columns_of(scores: Scores, run: Path, offsets: Mapping[str, dict[str, float]]) -> dict[str, Summary]:
     """Every column of a finished run."""
     config = load_checkpoint(run / "last.ckpt", lazy=True)["config"]
     columns = {}

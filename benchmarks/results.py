@@ -90,9 +90,10 @@ def conditions(group: Group, published: dict[str, Any]) -> str:
     folds = f"fold {numbers[0]}" if len(numbers) == 1 else f"folds {', '.join(map(str, numbers))}"
     volumes = len(pool(group.runs, "raw").cases) if group.pooled else len(group.runs[0].scores("raw").cases)
     steps = span([run.summary["steps"] for run in group.runs], ",d")
-    minutes = span([run.summary["training_minutes"] for run in group.runs], ".1f")
+    minutes = f" in {span([run.summary['training_minutes'] for run in group.runs], '.1f')} minutes of training a run"
+    minutes = "" if group.about.get("shared") else minutes
     devices = ", ".join(dict.fromkeys(run.summary["environment"]["device"] for run in group.runs))
-    text = f"ACDC, {folds}, {volumes} volumes; {steps} steps in {minutes} minutes of training a run, {devices}."
+    text = f"ACDC, {folds}, {volumes} volumes; {steps} steps{minutes}, {devices}."
     if group.pooled:
         raw = pool(group.runs, "raw")
         paper = published["paper"]["rows"]["pclmix"][AVERAGE]

@@ -1,8 +1,8 @@
 """Every row of the table on the phantom: each method with the demo's recipe for the same number of steps, on a CPU.
 
 At toy size (64 x 64, a thin network, six patients to learn from): the order is that of this toy. Real data:
-benchmarks/acdc.py, results/acdc/methods. What --work holds already is not trained again. OUT gets the table of
-`pclmix compare`, one CSV of per-case values a method, and rows.json with what made them.
+benchmarks/acdc.py, results/acdc/methods. What --work holds already is not trained again. OUT gets one CSV of
+per-case values a method, and rows.json with what made them; the table is printed, and stands in docs/results.md.
 
     python benchmarks/rows.py results/rows --work /tmp/rows --iterations 300
 """
@@ -18,14 +18,13 @@ from rich.console import Console
 
 from pclmix.engine.runlog import ENVIRONMENT
 from pclmix.evaluate import read_summary
-from pclmix.files import atomic_path, read_json, write_json
+from pclmix.files import read_json, write_json
 from pclmix.methods.base import METHODS, load_all
-from pclmix.report import tables
 from pclmix.report.crossval import EVALUATION
 from pclmix.report.demo import DATASET, RECIPE, make_dataset
-from pclmix.report.runs import Run
+from results_page.phantom import UNRANKED, rows_table
 
-FIRST, UNRANKED = "pclmix", "full"
+FIRST = "pclmix"
 
 
 def main() -> None:
@@ -47,17 +46,13 @@ def main() -> None:
     made = [read_json(args.work / method / "fold1" / ENVIRONMENT) for method in methods]
     if len({environment["commit"] for environment in made}) > 1:
         sys.exit(f"{args.work} holds runs of several commits; give another --work")
-    environment = made[0]
-    runs = [Run(method, read_summary(args.work / method / EVALUATION)) for method in methods]
     args.out.mkdir(parents=True, exist_ok=True)
-    table = tables.build(runs, against=methods[0], unranked=[UNRANKED] if UNRANKED in methods else [])
-    with atomic_path(args.out / "rows.md") as temporary:
-        temporary.write_text(tables.markdown(table), encoding="utf-8")
-    for run in runs:
-        run.summary.write_csv(args.out / f"{run.name}.csv")
-    kept = {key: value for key, value in environment.items() if key != "command"}
+    for method in methods:
+        read_summary(args.work / method / EVALUATION).write_csv(args.out / f"{method}.csv")
+    environment = {key: value for key, value in made[0].items() if key != "command"}
     settings = {"recipe": RECIPE, "iterations": args.iterations, "seed": args.seed, "methods": methods}
-    write_json(args.out / "rows.json", {**settings, "environment": kept})
+    write_json(args.out / "rows.json", {**settings, "environment": environment})
+    print(rows_table(args.out))
 
 
 def train(work: Path, method: str, iterations: int, seed: int, console: Console) -> None:

@@ -270,6 +270,24 @@ def test_steps_of_methods_and_a_mark_over_the_limit(script: Any, root: Path) -> 
     assert line[6] == "2.2"
 
 
+def test_a_run_of_another_group_is_borrowed_and_shared_minutes_are_left_out(script: Any, root: Path) -> None:
+    methods(root)
+    about = {
+        "title": "choices",
+        "borrowed": {"plain": "methods/pclmix"},
+        "text": {"plain": "as it was"},
+        "readme": True,
+    }
+    write_run(write_about(root, "choices", **about) / "other", 0.8)
+    text = script.page(root)
+    assert "[as it was](../results/acdc/methods/pclmix)" in text
+    assert rows(text, "as it was")[0][-2].startswith("**90.0 (")
+    for shared in (False, True):
+        write_about(root, "choices", **about, shared=shared)
+        (line,) = (n for n in script.readme_section(root).splitlines() if n.startswith("**choices.**"))
+        assert ("minutes of training a run" in line) is not shared
+
+
 def test_rows_on_the_phantom_are_computed_from_their_cases(script: Any, root: Path) -> None:
     assert "phantom" not in script.page(root)
     folder = root / "results" / "rows"

@@ -2,7 +2,8 @@
 
 about.json: `title`, `note`; `order` of the runs and `text`, their labels; `column` (raw unless said) that the table
 is made of; `against`, the run that others are tested against; `pooled`, folds of one recipe, shown together; `readme`,
-also shown there; `place`, a number to sort by. Only `title` must be there.
+also shown there; `place`, a number to sort by; `borrowed`, runs of other groups that stand in this one too, as
+name: group/run; `shared`, the runs shared their device, so that their minutes say nothing. Only `title` must be there.
 """
 
 from __future__ import annotations
@@ -108,10 +109,11 @@ def read_groups(root: Path) -> list[Group]:
 def read_group(about_path: Path) -> Group:
     about = json.loads(about_path.read_text(encoding="utf-8"))
     folder = about_path.parent
-    kept = {path.parent.name for path in folder.glob("*/summary.json")}
+    kept = {path.parent.name: path.parent for path in folder.glob("*/summary.json")}
+    kept |= {name: folder.parent / where for name, where in about.get("borrowed", {}).items()}
     order = list(about.get("order", ()))
-    names = [*(n for n in order if n in kept), *sorted(kept.difference(order))]
-    runs = tuple(read_entry(folder / n, str(about.get("text", {}).get(n, n))) for n in names)
+    names = [*(n for n in order if n in kept), *sorted(kept.keys() - set(order))]
+    runs = tuple(read_entry(n, kept[n], str(about.get("text", {}).get(n, n))) for n in names)
     labels = [run.label for run in runs]
     for label in labels:
         if labels.count(label) > 1:
@@ -119,9 +121,9 @@ def read_group(about_path: Path) -> Group:
     return Group(folder.name, about, runs, tuple(n for n in order if n not in kept))
 
 
-def read_entry(folder: Path, label: str) -> Entry:
+def read_entry(name: str, folder: Path, label: str) -> Entry:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return Entry(folder.name, label, folder, summary, yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
+    return Entry(name, label, folder, summary, yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
 
 
 def pool(entries: Sequence[Entry], column: str) -> Summary:

@@ -131,7 +131,7 @@ def origin_table(group: Group) -> list[str]:
     rows = []
     for run in group.runs:
         made = run.summary["environment"]
-        link = f"[{run.label}](../results/acdc/{group.name}/{run.name})"
+        link = f"[{run.label}](../results/acdc/{run.folder.parent.name}/{run.folder.name})"
         settings = [run.summary["fold"], run.config["recipe"], run.config["net"], run.config["seed"]]
         minutes = f"{run.summary['training_minutes']:.2f}"
         commit = made["commit"] or "not committed"
