@@ -28,14 +28,14 @@ def test_the_recipe_paper_is_the_paper_s() -> None:
 
 
 def test_the_recipes_there_are() -> None:
-    assert {"paper", "fast", "tiny"} <= set(recipe_names())
+    assert {"paper", "fast", "hull", "border", "tiny"} <= set(recipe_names())
     tiny = load_config("tiny")
     assert tiny.encoder.weights == "none"
     assert (tiny.engine.log_every, tiny.engine.save_every) == (1, 10)
     assert load_config("fast").encoder.weights == "imagenet"
 
 
-@pytest.mark.parametrize("recipe", ["paper", "fast", "tiny"])
+@pytest.mark.parametrize("recipe", recipe_names())
 def test_every_recipe_suits_every_method(recipe: str) -> None:
     from pclmix.methods.base import METHODS, build_params, load_all
 
