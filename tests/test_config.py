@@ -28,7 +28,7 @@ def test_the_recipe_paper_is_the_paper_s() -> None:
 
 
 def test_the_recipes_there_are() -> None:
-    assert {"paper", "fast", "hull", "border", "tiny"} <= set(recipe_names())
+    assert {"paper", "fast", "hull", "tiny"} <= set(recipe_names())
     tiny = load_config("tiny")
     assert tiny.encoder.weights == "none"
     assert (tiny.engine.log_every, tiny.engine.save_every) == (1, 10)

@@ -288,6 +288,24 @@ def test_a_run_of_another_group_is_borrowed_and_shared_minutes_are_left_out(scri
         assert ("minutes of training a run" in line) is not shared
 
 
+def test_a_borrowed_run_may_be_read_in_other_columns(script: Any, root: Path) -> None:
+    both = write_about(root, "both", title="both")
+    run = write_run(both / "fold3", 0.7, fold=3, columns=("raw", "offset none", "offset none component"))
+    (run / "curve.csv").write_text("step,minutes,Dice,HD95_50\n1000,0.5,0.8,9\n")
+    files = {"raw": "offset none", "component": "offset none component"}
+    about = {"title": "plain", "pooled": True, "borrowed": {"fold3": "both/fold3"}, "columns": {"fold3": files}}
+    write_run(write_about(root, "plain", **about) / "fold2", 0.9, fold=2)
+    text = script.page(root)
+    assert "no offset, component" in text
+    pooled = text[text.index("### plain") :].splitlines()
+    assert [n.split(" |")[0] for n in pooled if n.startswith(("| raw", "| largest", "| flips"))] == [
+        "| raw", "| largest component",
+    ]  # fmt: skip
+    assert rows("\n".join(pooled), "raw")[0][-2].startswith("<u>80.5 (")  # fold 2 has 0.9, the other 0.7 + 0.01
+    assert rows("\n".join(pooled), "fold3")[0][1] == "71.0 / 8.0"
+    assert list(script.curves.read_curves(script.read_groups(root))) == ["both"]
+
+
 def test_rows_on_the_phantom_are_computed_from_their_cases(script: Any, root: Path) -> None:
     assert "phantom" not in script.page(root)
     folder = root / "results" / "rows"

@@ -14,7 +14,7 @@ import numpy as np
 
 from pclmix.files import atomic_path
 from pclmix.report.figures import INK
-from results_page.groups import CURVE, Group
+from results_page.groups import Group
 
 KEY = "Source"
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6bb1", "#7f7f7f")
@@ -36,10 +36,9 @@ def read_curves(groups: list[Group]) -> dict[str, list[Line]]:
     for group in groups:
         lines = []
         for run in group.runs:
-            path = run.folder / CURVE
             rows = []
-            if path.is_file():
-                with path.open(newline="", encoding="utf-8") as file:
+            if run.curve:
+                with run.curve.open(newline="", encoding="utf-8") as file:
                     rows = list(csv.DictReader(file))
             if not rows:
                 continue

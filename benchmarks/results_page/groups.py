@@ -3,14 +3,16 @@
 about.json: `title`, `note`; `order` of the runs and `text`, their labels; `column` (raw unless said) that the table
 is made of; `against`, the run that others are tested against; `pooled`, folds of one recipe, shown together; `readme`,
 also shown there; `place`, a number to sort by; `borrowed`, runs of other groups that stand in this one too, as
-name: group/run; `shared`, the runs shared their device, so that their minutes say nothing. Only `title` must be there.
+name: group/run; `columns`, for a borrowed run that is read otherwise there, as name: {column: its file's stem}: it has
+these columns alone, and no curve; `shared`, the runs shared their device, so that their minutes say nothing. Only
+`title` must be there.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +35,8 @@ COLUMNS = {
     "tta_component": "flips, component",
     "last": "weights not averaged",
     "both": "both decoders",
+    "offset none": "no offset",
+    "offset none component": "no offset, component",
     "net2": "second network",
     "net3": "third network",
     "nets_mean": "mean of the networks' scores",
@@ -53,17 +57,20 @@ class Entry:
     folder: Path
     summary: dict[str, Any]
     config: dict[str, Any]
+    files: Mapping[str, str] | None = None  #: columns and their files, where not each file is a column of its name
 
     @property
     def columns(self) -> list[str]:
         """Those with a file, and `nets_mean` where the networks of one run were scored alone."""
+        if self.files is not None:
+            return list(self.files)
         found = {path.stem for path in self.folder.glob("*.csv") if path.name != CURVE}
         if found.issuperset(NETWORKS):
             found.add("nets_mean")
         return [*(c for c in COLUMNS if c in found), *sorted(found.difference(COLUMNS))]
 
     def scores(self, column: str) -> Summary:
-        path = self.folder / f"{column}.csv"
+        path = self.folder / f"{(self.files or {}).get(column, column)}.csv"
         if column == "nets_mean" and not path.is_file():
             return mean_of_networks([self.scores(network) for network in NETWORKS])
         return read_summary(path)
@@ -71,6 +78,11 @@ class Entry:
     def reported(self, column: str) -> str:
         """The column a comparison takes: of several networks no single one is chosen, their mean stands for raw."""
         return "nets_mean" if column == "raw" and "nets_mean" in self.columns else column
+
+    @property
+    def curve(self) -> Path | None:
+        path = self.folder / CURVE
+        return path if self.files is None and path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,8 @@ def read_group(about_path: Path) -> Group:
     kept |= {name: folder.parent / where for name, where in about.get("borrowed", {}).items()}
     order = list(about.get("order", ()))
     names = [*(n for n in order if n in kept), *sorted(kept.keys() - set(order))]
-    runs = tuple(read_entry(n, kept[n], str(about.get("text", {}).get(n, n))) for n in names)
+    texts, columns = about.get("text", {}), about.get("columns", {})
+    runs = tuple(read_entry(n, kept[n], str(texts.get(n, n)), columns.get(n)) for n in names)
     labels = [run.label for run in runs]
     for label in labels:
         if labels.count(label) > 1:
@@ -121,9 +134,9 @@ def read_group(about_path: Path) -> Group:
     return Group(folder.name, about, runs, tuple(n for n in order if n not in kept))
 
 
-def read_entry(name: str, folder: Path, label: str) -> Entry:
+def read_entry(name: str, folder: Path, label: str, files: Mapping[str, str] | None = None) -> Entry:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return Entry(name, label, folder, summary, yaml.safe_load((folder / "config.yaml").read_text("utf-8")))
+    return Entry(name, label, folder, summary, yaml.safe_load((folder / "config.yaml").read_text("utf-8")), files)
 
 
 def pool(entries: Sequence[Entry], column: str) -> Summary:

@@ -14,7 +14,7 @@ TrainingDataset = Annotated[Path, typer.Argument(help="A dataset folder (dataset
 DatasetWithFolds = Annotated[Path, typer.Argument(help="A dataset folder with folds in splits_final.json.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
 Method = Annotated[str | None, typer.Option(help="A name of `pclmix methods`.", show_default="pclmix")]
-Recipe = Annotated[str | None, typer.Option(help="paper, fast, hull, border, tiny or a .yaml file.", show_default="fast")]
+Recipe = Annotated[str | None, typer.Option(help="paper, fast, hull, tiny or a .yaml file.", show_default="fast")]
 Iterations = Annotated[int | None, typer.Option(help="Number of steps.")]
 IterationsOfEach = Annotated[int | None, typer.Option("--iterations", help="Number of steps of each run.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
