@@ -90,7 +90,7 @@ def draw_panel(ax: Any, title: str, lines: list[Line]) -> None:
         colour = INK if line.chosen else COLOURS[place % len(COLOURS)]
         style = "-" if line.chosen else STYLES[place // len(COLOURS) % len(STYLES)]
         wide = 2.4 if line.chosen else 1.5
-        label = wrapped(f"{line.dice[-1]:.1f}  {line.label}")
+        label = wrapped(f"{line.dice[-1]:.1f}  {line.label}".replace("`", ""))
         ax.plot(line.minutes, line.dice, color=colour, linestyle=style, linewidth=wide, marker="o", markersize=3,
                 label=label, zorder=4 if line.chosen else 3)  # fmt: skip
     ax.set_yscale("function", functions=(missing, present))
