@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,22 +134,65 @@ def test_a_method_s_own_maps(dataset: Path, cache: Path) -> None:
     assert (store.labels[:, 2] == 7).all()
 
 
-def test_many_cases_come_back_in_order(dataset: Path, cache: Path) -> None:
-    """From eight cases on processes share the work; the layout is the same."""
+def inverted(_: Any, scribble: Any) -> dict[str, Any]:
+    return {"m": -scribble}
+
+
+@pytest.mark.parametrize("maps", ["", "m"])
+def test_many_cases_come_back_in_order(dataset: Path, cache: Path, maps: str) -> None:
+    """Threads share the work, from eight cases with maps on processes; the layout is the same."""
     data = Dataset.open(dataset)
-    twice = [*data.cases, *data.cases]
-    store = open_store(data, twice, Settings(SIZE), cache=cache)
-    alone = open_store(data, data.cases, Settings(SIZE), cache=cache)
-    assert np.array_equal(store.images[:18], alone.images)
-    assert np.array_equal(store.labels[18:], alone.labels)
+    chosen, precompute = Settings(SIZE, maps=maps), inverted if maps else None
+    store = open_store(data, [*data.cases] * 7, chosen, precompute=precompute, cache=cache)
+    alone = open_store(data, data.cases, chosen, precompute=precompute, cache=cache)
+    assert np.array_equal(store.images, np.tile(alone.images, (7, 1, 1, 1)))
+    assert np.array_equal(store.labels, np.tile(alone.labels, (7, 1, 1, 1)))
+
+
+def test_a_bad_case_among_many_leaves_nothing(dataset: Path, cache: Path) -> None:
+    data = Dataset.open(dataset)
+    bad = data.image_paths(data.cases[3])[0]
+    bad.write_bytes(bad.read_bytes()[:200])
+    with pytest.raises(PclmixError, match=bad.name):
+        open_store(data, [*data.cases] * 3, Settings(SIZE), cache=cache)
+    assert not stores(cache)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from pclmix.data.dataset import Dataset
+from pclmix.data.store import Settings, open_store
+
+def inverted(_, scribble):
+    return {"m": -scribble}
+
+maps, data = sys.argv[2], Dataset.open(Path(sys.argv[1]))
+settings = Settings((8, 16), maps=maps)
+store = open_store(data, [*data.cases] * 2, settings, precompute=inverted if maps else None, cache=Path(sys.argv[3]))
+print(len(store), "slices")
+"""
+
+
+@pytest.mark.parametrize("maps", ["", "m"])
+def test_a_script_without_a_main_guard(dataset: Path, cache: Path, maps: str) -> None:
+    """Works; where processes are needed it is told what is missing."""
+    path = dataset.with_name("script.py")
+    path.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, path, dataset, maps, cache], capture_output=True, text=True, check=False)
+    if maps:
+        assert done.returncode == 1
+        assert 'under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
+    else:
+        assert done.stdout == "36 slices\n", done.stderr
 
 
 def test_whoever_is_first_leaves_the_store_to_all(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Dataset.open(dataset)
-    prepare, raced = module._prepare_case, []
+    prepare, raced, lock = module._prepare_case, [], threading.Lock()
 
     def racing(job: Any) -> Any:
-        if not raced:
+        if lock.acquire(blocking=False):  # the first of several threads alone
             raced.append(True)
             other = open_store(data, data.cases, Settings(SIZE), cache=cache)  # another process, meanwhile
             raced.append(other.images.filename)

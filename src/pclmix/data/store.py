@@ -10,9 +10,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -138,7 +139,11 @@ def content_key(dataset: Dataset, cases: Sequence[str], settings: Settings) -> s
     return digest.hexdigest()
 
 
-def _prepare_case(job: tuple[Dataset, str, Settings, Precompute | None]) -> tuple[Any, Any, tuple[str, ...], Any]:
+Job = tuple[Dataset, str, Settings, Precompute | None]
+Slices = tuple[npt.NDArray[np.float16], npt.NDArray[np.int16], tuple[str, ...], tuple[float, float, float]]
+
+
+def _prepare_case(job: Job) -> Slices:
     dataset, case, settings, precompute = job
     volume = dataset.read_image(case)
     read = dataset.read_scribble if settings.source == "scribble" else dataset.read_reference
@@ -165,22 +170,12 @@ def _prepare(
     progress: Callable[[Iterable[Any], int], Iterable[Any]],
 ) -> None:
     jobs = [(dataset, case, settings, precompute) for case in cases]
-    workers = min(os.cpu_count() or 1, 8, len(jobs))
     slices: list[int] = []
     spacings, names, shape = [], (), ()
     _make_room(folder.parent)
     with atomic_folder(folder, overwrite=folder.exists()) as temporary:
-        with (
-            (temporary / "images.f16").open("wb") as images,
-            (temporary / "labels.i16").open("wb") as labels,
-            # A few cases are not worth a process.
-            ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
-            if len(jobs) >= 8
-            else nullcontext() as pool,
-        ):
-            # Results come back in order, so a store has one layout.
-            results = pool.map(_prepare_case, jobs, chunksize=4) if pool else map(_prepare_case, jobs)
-            for image, label, maps, spacing in progress(results, len(jobs)):
+        with (temporary / "images.f16").open("wb") as images, (temporary / "labels.i16").open("wb") as labels:
+            for image, label, maps, spacing in progress(_prepared(jobs), len(jobs)):
                 image.tofile(images)
                 label.tofile(labels)
                 slices.append(len(image))
@@ -188,6 +183,35 @@ def _prepare(
                 shape, names = image.shape[1:], maps
         index = {"cases": list(cases), "slices": slices, "shape": shape, "maps": names}
         write_json(temporary / "index.json", {**index, "spacings": spacings})
+
+
+def _prepared(jobs: Sequence[Job]) -> Iterator[Slices]:
+    """Each case prepared, in order, so that a store has one layout; a few are ahead of the one that is asked for.
+
+    Reading, inflating and NumPy's loops let go of the interpreter lock, so threads will do. A method's own maps do not,
+    and get processes.
+    """
+    workers = min(os.cpu_count() or 1, 8, len(jobs))
+    pool: Executor
+    if jobs[0][3] is None or len(jobs) < 8:
+        pool = ThreadPoolExecutor(workers)
+    else:
+        pool = ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
+    ahead: deque[Future[Slices]] = deque()
+    try:
+        for job in jobs:
+            ahead.append(pool.submit(_prepare_case, job))
+            if len(ahead) > 2 * workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    except BrokenProcessPool as error:
+        raise PclmixError(
+            "a process that was to prepare slices ended at once; in a script of your own, what it does must stand "
+            'under `if __name__ == "__main__":`, since such processes read the script too'
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _load(folder: Path) -> Store:

@@ -105,9 +105,13 @@ def _bar(title: str, console: Console, quiet: bool) -> Callable[[Iterable[Any], 
 
 
 def _require_classes(store: Store, dataset: Dataset) -> None:
-    seen = np.unique(store.labels[:, 0])
-    missing = [name for k, name in enumerate(dataset.labels.names) if k not in seen]
-    if missing:
+    absent = set(range(len(dataset.labels.names)))
+    for labels in store.labels:  # mapped from disk: the first few slices have them all as a rule
+        if not absent:
+            break
+        absent.difference_update(np.unique(labels[0]).tolist())
+    if absent:
+        missing = [dataset.labels.names[k] for k in sorted(absent)]
         raise PclmixError(
             f"{dataset.root}: no scribble of class {', '.join(missing)} in any training case; "
             "draw some, or remove the class from dataset.json"
