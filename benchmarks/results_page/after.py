@@ -12,23 +12,24 @@ from results_page.speed import markdown, read
 
 def uncertainty_lines(root: Path) -> list[str]:
     lines: list[str] = []
-    for record in read(root / "results" / "uncertainty", "*.json").values():
+    for name, record in read(root / "results" / "uncertainty", "*.json").items():
         rows = []
-        for name, title in (("both_decoders", "both decoders"), ("cnn", "CNN decoder alone")):
-            r = record[name]
+        for key, title in (("both_decoders", "both decoders"), ("cnn", "CNN decoder alone")):
+            r = record[key]
             shown = [r["auroc"], r["auroc_near_heart"], r["spearman"], r["spearman_expected_dice"]]
             rows.append([title, *(f"{value:.3f}" for value in shown), f"{100 * r['expected_dice_gap']:.1f}"])
         heads = ["", "AUROC", "AUROC near the heart", "rank correlation", "of expected Dice", "its gap, points"]
         dice, cases = 100 * record["cnn"]["mean_dice"], len(record["cnn"]["cases"])
-        run = root / "results" / "uncertainty" / "run"
+        run = root / "results" / "uncertainty" / Path(name).stem
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         made = json.loads((run / "environment.json").read_text(encoding="utf-8"))
         where = f"{made['threads']} CPU cores" if made["device"] == "cpu" else made["device"]
-        side, minutes = config["data"]["size"][0], config["engine"]["seconds"] / 60
+        side, engine = config["data"]["size"][0], config["engine"]
+        budget = f"{engine['seconds'] / 60:.0f} minutes" if engine["seconds"] else f"{engine['iterations']:,d} steps"
+        scaled = "not calibrated" if record["cnn"]["temperature"] == 1 else "calibrated on held-out scribbles"
         text = (
-            f"A PCLMix run of ACDC's fold {record['fold']}, {dice:.1f} Dice raw over {cases} cases, calibrated on "
-            f"held-out scribbles; it was trained on {where} for {minutes:.0f} minutes at {side} x {side} "
-            f"(results/uncertainty/run). "
+            f"A PCLMix run of ACDC's fold {record['fold']}, {dice:.1f} Dice raw over {cases} cases, {scaled}; it was "
+            f"trained on {where} for {budget} at {side} x {side} (results/uncertainty/{run.name}). "
             "AUROC: does the entropy find wrong pixels. Rank correlation: of the quality estimate with the true Dice."
         )
         lines += [text, "", *markdown(heads, rows), ""]
@@ -42,13 +43,22 @@ def export_lines(root: Path) -> list[str]:
             size = " x ".join(str(side) for side in record["size"])
             times = [r["eager"], r["fp32"], r["fp16"], r["int8"]]
             rows.append([f"{size}, {batch}", *(f"{t:.0f}" for t in times), f"{r['int8_speedup']:.2f}"])
-            rows[-1].append(f"{record['dice']['change_points']:+.2f}")
+            rows[-1] += [f"{100 * record['dice']['eager']:.1f}", f"{record['dice']['change_points']:+.2f}"]
     if not rows:
         return []
-    heads = ["", "eager fp32", "ONNX fp32", "ONNX fp16", "ONNX int8", "int8, times eager", "Dice points, int8"]
+    heads = [
+        "",
+        "eager fp32",
+        "ONNX fp32",
+        "ONNX fp16",
+        "ONNX int8",
+        "int8, times eager",
+        "Dice, eager",
+        "points more, int8",
+    ]
     vnni = "with" if "avx512_vnni" in record["cpu"]["flags"] else "without"
     text = (
-        "The same run, exported; ms a slice through the network, taking turns, on "
+        "The same runs, exported, told apart by their Dice; ms a slice through the network, taking turns, on "
         f"{record['threads']} CPU cores {vnni} VNNI."
     )
     return ["## Export", "", text, "", *markdown(heads, rows), ""]
