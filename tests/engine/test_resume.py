@@ -168,6 +168,26 @@ def test_other_settings_are_refused(
         train(phantom, unbroken, *overrides, **{"recipe": None, "resume": True, **changed})
 
 
+@pytest.mark.parametrize("change", ["missing", "new", "order"])
+def test_other_cases_are_refused(phantom: Path, unbroken: Path, tmp_path: Path, train: Train, change: str) -> None:
+    run, cases = tmp_path / "run", Dataset.open(phantom).cases
+    shutil.copytree(unbroken, run)
+    (run / "run.json").write_text('{"status": "running"}')  # a finished run has nothing to go on with
+    now = list(cases[1:] if change == "missing" else cases)
+    content = load_checkpoint(run / LAST)
+    content["run"]["cases"] = {"missing": list(cases), "new": list(cases[1:]), "order": list(cases)[::-1]}[change]
+    torch.save(content, run / LAST)
+    named = {
+        "missing": rf"on {len(cases)} cases of .*; now 1 missing \({cases[0]}\); give the dataset",
+        "new": rf"on {len(cases) - 1} cases of .*; now 1 new \({cases[0]}\)",
+        "order": "now they are in another order",
+    }
+    before = (run / LAST).read_bytes()
+    with pytest.raises(PclmixError, match=named[change]):
+        train(phantom, run, recipe=None, resume=True, cases=now)
+    assert (run / LAST).read_bytes() == before
+
+
 def test_a_checkpoint_of_an_earlier_version_lacks_settings(phantom: Path, unbroken: Path) -> None:
     """What it does not know, of the run or of the method, was at its default then."""
     content = load_checkpoint(unbroken / LAST)

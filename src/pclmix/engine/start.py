@@ -22,7 +22,7 @@ from pclmix.engine.checkpoint import LAST, load_newest
 from pclmix.engine.loop import train
 from pclmix.engine.prepare import prepare
 from pclmix.engine.runlog import RUN, read_config
-from pclmix.engine.state import require_same
+from pclmix.engine.state import require_same, require_same_cases
 from pclmix.engine.step import DivergedError
 from pclmix.errors import PclmixError
 from pclmix.files import read_json, refuse_existing, require_writable
@@ -79,6 +79,8 @@ def run_training(
             console.print(f"{out} is finished already: {content['step']} steps. Nothing to do.", highlight=False)
             return True
     prepared = prepare(data, config, fold, console, cases)
+    if content is not None:
+        require_same_cases(content, prepared.cases, data, out)
     fabric = launch(kind, devices, nodes)
     again = ["pclmix", "train", str(dataset), "--out", str(out), "--resume"]
     again += ["--device", device] if device != "auto" else []

@@ -75,6 +75,20 @@ def require_same(content: dict[str, Any], config: Config, dataset: Dataset, fold
         raise PclmixError(f"{run} was trained on fold {content['run']['fold']}; give the same --fold or another --out")
 
 
+def require_same_cases(content: dict[str, Any], cases: Sequence[str], dataset: Dataset, run: Path) -> None:
+    """The order of a run's slices follows from its cases: with others it would be another run."""
+    before = content["run"]["cases"]
+    if list(cases) == list(before):
+        return
+    then, now = set(before), set(cases)
+    changes = [([c for c in before if c not in now], "missing"), ([c for c in cases if c not in then], "new")]
+    named = " and ".join(f"{len(c)} {word} ({c[0]}{', ...' if len(c) > 1 else ''})" for c, word in changes if c)
+    raise PclmixError(
+        f"{run} was trained on {len(before)} cases of {dataset.root}; now {named or 'they are in another order'}; "
+        "give the dataset and the folds it was trained on, or another --out"
+    )
+
+
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as dotted keys."""
     flat: dict[str, Any] = {}
