@@ -1,69 +1,19 @@
+"""Scores of folders: values, policies for empty masks, tables and intervals."""
+
 import csv
 import json
 import math
-import sys
 
 import nibabel as nib
 import numpy as np
 import pytest
+from made import CASES, LABELS, SHAPE, SPACING, run, save, truth
 
-from pclmix.cli import main
-from pclmix.data.dataset import write_dataset_json, write_splits
-from pclmix.data.splits import Split
-from pclmix.data.volume import Geometry, write_labels
+from pclmix.data.dataset import write_dataset_json
 from pclmix.errors import PclmixError
 from pclmix.evaluate import evaluate, metrics, read_summary
 from pclmix.evaluate.bootstrap import paired_bootstrap
 from pclmix.labels import Labels
-
-SPACING = (8.0, 1.5, 1.25)
-SHAPE = (4, 24, 20)
-CASES = ("p1_ED", "p1_ES", "p2_ED", "p3_ED")
-LABELS = Labels(("background", "RV", "Myo"), 3)
-
-
-def truth(seed):
-    """Two discs, one beside the other, a little different for each case."""
-    y, x = np.mgrid[: SHAPE[1], : SHAPE[2]]
-    out = np.zeros(SHAPE, np.uint8)
-    for z in range(SHAPE[0]):
-        out[z][(y - 7) ** 2 + (x - 7 - seed % 3) ** 2 < 20 + z] = 1
-        out[z][(y - 16) ** 2 + (x - 11) ** 2 < 14 + seed] = 2
-    return out
-
-
-def save(folder, case, array, spacing=SPACING):
-    folder.mkdir(exist_ok=True, parents=True)
-    write_labels(folder / f"{case}.nii.gz", array, Geometry(array.shape, spacing))
-
-
-@pytest.fixture
-def masks(tmp_path):
-    """(predictions, references): predictions shifted by a pixel."""
-    for i, case in enumerate(CASES):
-        save(tmp_path / "ref", case, truth(i))
-        save(tmp_path / "pred", case, np.roll(truth(i), 1, axis=2))
-    return tmp_path / "pred", tmp_path / "ref"
-
-
-@pytest.fixture
-def dataset(tmp_path, masks):
-    root = tmp_path / "set"
-    (root / "labelsTr").mkdir(parents=True)
-    for i, case in enumerate(CASES):
-        save(root / "referenceTr", case, truth(i))
-        save(root / "imagesTr", f"{case}_0000", truth(i))
-    write_dataset_json(root, channels=["MRI"], labels=LABELS, ending=".nii.gz", cases=len(CASES))
-    write_splits(root, [Split(CASES[2:], CASES[:2]), Split(CASES[:2], CASES[2:])])
-    return root
-
-
-def run(monkeypatch, *arguments):
-    """The command line in this process: its exit code."""
-    monkeypatch.setattr(sys, "argv", ["pclmix", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return stop.value.code or 0
 
 
 def test_values_are_those_of_the_metrics(masks):
@@ -178,91 +128,6 @@ def test_millimetres_come_from_the_reference(masks, monkeypatch, capsys):
     assert str(ref / "p1_ED.nii.gz") in message
     summary = evaluate(pred, ref, ignore_headers=True)
     assert summary.cases[0].classes["1"].reference_ml == pytest.approx((truth(0) == 1).sum() * 15 / 1000)
-
-
-@pytest.mark.parametrize(
-    ("array", "text"),
-    [
-        (np.zeros((4, 24, 21), np.uint8), "shapes differ"),
-        (np.full(SHAPE, 900, np.uint16), "is it an image"),
-    ],
-)
-def test_bad_predictions_are_refused(masks, array, text):
-    pred, ref = masks
-    save(pred, "p2_ED", array)
-    with pytest.raises(PclmixError, match=text):
-        evaluate(pred, ref)
-
-
-def grey(high=200):
-    """A noisy integer image over the grid of the masks."""
-    return np.random.default_rng(0).integers(0, high, SHAPE).astype(np.uint16)
-
-
-@pytest.mark.parametrize("high", [200, 3000])
-def test_an_image_is_not_scored_as_if_its_grey_values_were_classes(masks, dataset, high, monkeypatch, capsys):
-    pred, ref = masks
-    save(pred, "p2_ED", grey(high))
-    file = pred / "p2_ED.nii.gz"
-    for pair in ((pred, ref), (file, ref / "p2_ED.nii.gz"), (ref / "p2_ED.nii.gz", file)):
-        assert run(monkeypatch, "evaluate", *pair) == 2
-        message = capsys.readouterr().err
-        assert str(file) in message
-        assert "is no label map but an image, it seems" in message
-        assert "give the label map" in message
-    with pytest.raises(PclmixError, match=r"p2_ED.nii.gz: label values .* it looks like an image; give the label map"):
-        evaluate(pred, dataset)
-
-
-def test_labels_may_be_large_or_many(tmp_path):
-    for factor in (120, 300):  # such as 0, 128, 255 of a picture; 205, 420, ... of a set of hearts
-        save(tmp_path / f"ref{factor}", "a", truth(0).astype(np.uint16) * factor)
-        save(tmp_path / f"pred{factor}", "a", np.roll(truth(0), 1, axis=2).astype(np.uint16) * factor)
-        summary = evaluate(tmp_path / f"pred{factor}", tmp_path / f"ref{factor}")
-        assert summary.names == (str(factor), str(2 * factor))
-        assert 0 < summary.mean("Dice").mean < 1
-    blocks = np.kron(np.arange(1, 121).reshape(4, 6, 5), np.ones((1, 4, 4), int))
-    save(tmp_path / "many", "a", blocks)
-    summary = evaluate(tmp_path / "many", tmp_path / "many")
-    assert len(summary.names) == 120
-    assert summary.mean("Dice").mean == 1
-
-
-def test_a_small_number_that_never_occurs_keeps_its_place(tmp_path):
-    save(tmp_path / "ref", "a", np.where(truth(0) == 2, 3, truth(0)))
-    assert evaluate(tmp_path / "ref", tmp_path / "ref").names == ("1", "2", "3")
-    save(tmp_path / "none", "a", truth(0) * 0)
-    assert evaluate(tmp_path / "none", tmp_path / "none").names == ("1",)
-
-
-def test_values_that_the_dataset_does_not_know_are_refused(masks, dataset):
-    pred, _ = masks
-    save(pred, "p2_ED", truth(2) * 3)
-    with pytest.raises(PclmixError, match=r"6 are not in dataset.json"):
-        evaluate(pred, dataset)
-
-
-def test_a_run_that_has_not_predicted_is_told_so(masks, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "last.ckpt").write_bytes(b"")
-    save(tmp_path / "run", "losses", truth(0))
-    with pytest.raises(PclmixError, match=r"run is a run without predictions; first `pclmix predict .*run DATASET"):
-        evaluate(tmp_path / "run", masks[1])
-
-
-def test_nothing_there(tmp_path, masks):
-    with pytest.raises(PclmixError, match="does not exist"):
-        evaluate(tmp_path / "nowhere", masks[1])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(PclmixError, match="holds no label maps"):
-        evaluate(tmp_path / "empty", masks[1])
-    save(tmp_path / "strange", "zzz", truth(0))
-    with pytest.raises(PclmixError, match="zzz"):
-        evaluate(tmp_path / "strange", masks[1])
-    save(tmp_path / "twice", "p1_ED", truth(0))
-    (tmp_path / "twice" / "p1_ED.nii").write_bytes(b"x")
-    with pytest.raises(PclmixError, match="keep one"):
-        evaluate(tmp_path / "twice", masks[1])
 
 
 def test_the_largest_component_takes_islands_away(masks):

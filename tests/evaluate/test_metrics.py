@@ -1,19 +1,15 @@
-import importlib.util
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
 from pclmix.data.volume import read_labels
 from pclmix.evaluate import metrics
-
-_spec = importlib.util.spec_from_file_location("slow", Path(__file__).with_name("slow.py"))
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
 
 RAW = Path(__file__).parents[2] / "../shared/acdc/raw"
 
