@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,7 +143,7 @@ def inverted(_: Any, scribble: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("maps", ["", "m"])
 def test_many_cases_come_back_in_order(dataset: Path, cache: Path, maps: str) -> None:
-    """Threads share the work, from eight cases with maps on processes; the layout is the same."""
+    """Threads share the work; the layout is the same."""
     data = Dataset.open(dataset)
     chosen, precompute = Settings(SIZE, maps=maps), inverted if maps else None
     store = open_store(data, [*data.cases] * 7, chosen, precompute=precompute, cache=cache)
@@ -167,24 +170,58 @@ from pclmix.data.store import Settings, open_store
 def inverted(_, scribble):
     return {"m": -scribble}
 
-maps, data = sys.argv[2], Dataset.open(Path(sys.argv[1]))
-settings = Settings((8, 16), maps=maps)
-store = open_store(data, [*data.cases] * 2, settings, precompute=inverted if maps else None, cache=Path(sys.argv[3]))
+data = Dataset.open(Path(sys.argv[1]))
+settings = Settings((8, 16), maps="m")
+store = open_store(data, [*data.cases] * 2, settings, precompute=inverted, cache=Path(sys.argv[2]))
 print(len(store), "slices")
 """
 
 
-@pytest.mark.parametrize("maps", ["", "m"])
-def test_a_script_without_a_main_guard(dataset: Path, cache: Path, maps: str) -> None:
-    """Works; where processes are needed it is told what is missing."""
-    path = dataset.with_name("script.py")
-    path.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, path, dataset, maps, cache], capture_output=True, text=True, check=False)
-    if maps:
-        assert done.returncode == 1
-        assert 'under `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
+def test_a_script_of_the_users_is_run_once(dataset: Path, cache: Path) -> None:
+    """Without a guard, from a pipe, and with a method of its own: no process reads it again."""
+    done = subprocess.run(
+        [sys.executable, "-", dataset, cache], input=SCRIPT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "36 slices\n", done.stderr
+
+
+@pytest.mark.parametrize("damage", ["images.f16", "labels.i16", "index.json", "cut"])
+def test_a_damaged_store_is_prepared_again(dataset: Path, cache: Path, damage: str) -> None:
+    data = Dataset.open(dataset)
+    before = np.array(open_store(data, data.cases, Settings(SIZE), cache=cache).images)
+    folder = cache / next(iter(stores(cache)))
+    if damage == "cut":
+        (folder / "index.json").write_text('{"slices": [3')
     else:
-        assert done.stdout == "36 slices\n", done.stderr
+        (folder / damage).write_bytes(b"")
+    after = open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert np.array_equal(after.images, before)
+    assert (folder / "labels.i16").stat().st_size == after.labels.nbytes
+    assert len(stores(cache)) == 1
+
+
+def test_a_full_disk_is_named_with_the_way_out(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        name = str(cache / ".key" / "images.f16")
+
+        def write(self, _: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write = module._write
+    monkeypatch.setattr(module, "_write", lambda _, array: write(Full(), array))
+    data = Dataset.open(dataset)
+    with pytest.raises(PclmixError, match=rf"cannot write {cache}: No space left on device.*set PCLMIX_CACHE"):
+        open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert not stores(cache)
+
+
+def test_what_killed_writers_left_goes_after_days(dataset: Path, cache: Path) -> None:
+    for name, days in ((".old-abcdefgh", 3), (".new-abcdefgh", 0)):
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (time.time() - 86400 * days,) * 2)
+    data = Dataset.open(dataset)
+    open_store(data, data.cases, Settings(SIZE), cache=cache)
+    assert {n for n in stores(cache) if n.startswith(".")} == {".new-abcdefgh"}
 
 
 def test_whoever_is_first_leaves_the_store_to_all(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -103,11 +102,11 @@ def open_store(
 ) -> Store:
     """Map the store of these cases into memory, preparing it first where the cache does not have it."""
     folder = (cache or cache_folder()) / content_key(dataset, cases, settings)
-    if not (folder / "index.json").is_file():
+    if not _is_whole(folder):
         try:
             _prepare(dataset, cases, settings, precompute, folder, progress)
         except PclmixError:
-            if not (folder / "index.json").is_file():
+            if not _is_whole(folder):
                 raise
             # Another process was faster and its store is in place; it may be mapped already and stays.
     return _load(folder)
@@ -158,7 +157,7 @@ def _prepare_case(job: Job) -> Slices:
         maps = [precompute(image, own[0]) for image, own in zip(images, labels, strict=True)]
         names = tuple(sorted(maps[0]))
         labels = np.concatenate([labels, np.stack([[m[n] for n in names] for m in maps])], axis=1)
-    return images.astype(np.float16), labels.astype(np.int16), names, volume.geometry.spacing
+    return images.astype(np.float16, order="C"), labels.astype(np.int16, order="C"), names, volume.geometry.spacing
 
 
 def _prepare(
@@ -176,8 +175,8 @@ def _prepare(
     with atomic_folder(folder, overwrite=folder.exists()) as temporary:
         with (temporary / "images.f16").open("wb") as images, (temporary / "labels.i16").open("wb") as labels:
             for image, label, maps, spacing in progress(_prepared(jobs), len(jobs)):
-                image.tofile(images)
-                label.tofile(labels)
+                _write(images, image)
+                _write(labels, label)
                 slices.append(len(image))
                 spacings.append(spacing)
                 shape, names = image.shape[1:], maps
@@ -185,18 +184,24 @@ def _prepare(
         write_json(temporary / "index.json", {**index, "spacings": spacings})
 
 
+def _write(file: BinaryIO, array: npt.NDArray[Any]) -> None:
+    try:
+        file.write(array.data)  # not tofile, whose errors do not say what is wrong
+    except OSError as error:
+        raise PclmixError(
+            f"cannot write {Path(file.name).parents[1]}: {error.strerror}; prepared slices are kept there: free some "
+            "space, or set PCLMIX_CACHE to another folder"
+        ) from error
+
+
 def _prepared(jobs: Sequence[Job]) -> Iterator[Slices]:
     """Each case prepared, in order, so that a store has one layout; a few are ahead of the one that is asked for.
 
-    Reading, inflating and NumPy's loops let go of the interpreter lock, so threads will do. A method's own maps do not,
-    and get processes.
+    Threads are enough: reading, inflating, NumPy's loops and the solvers behind methods' maps let go of the interpreter
+    lock. Processes would be no faster, and would each read the user's script again.
     """
     workers = min(os.cpu_count() or 1, 8, len(jobs))
-    pool: Executor
-    if jobs[0][3] is None or len(jobs) < 8:
-        pool = ThreadPoolExecutor(workers)
-    else:
-        pool = ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
+    pool = ThreadPoolExecutor(workers)
     ahead: deque[Future[Slices]] = deque()
     try:
         for job in jobs:
@@ -205,13 +210,19 @@ def _prepared(jobs: Sequence[Job]) -> Iterator[Slices]:
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
-    except BrokenProcessPool as error:
-        raise PclmixError(
-            "a process that was to prepare slices ended at once; in a script of your own, what it does must stand "
-            'under `if __name__ == "__main__":`, since such processes read the script too'
-        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a store is there with all its bytes; one that a crash or a full disk cut short is prepared again."""
+    try:
+        index = read_json(folder / "index.json")
+        pixels = sum(index["slices"]) * math.prod(index["shape"][1:])
+        sizes = {"images.f16": 2 * pixels * index["shape"][0], "labels.i16": 2 * pixels * (1 + len(index["maps"]))}
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (PclmixError, OSError, KeyError, TypeError):
+        return False
 
 
 def _load(folder: Path) -> Store:
@@ -232,8 +243,11 @@ def _load(folder: Path) -> Store:
 
 
 def _make_room(cache: Path, keep: int = 20) -> None:
-    """Remove all but the `keep` most recently used stores."""
+    """Remove all but the `keep` most recently used stores, and what writers left that were killed days ago."""
     if cache.is_dir():
+        for stray in cache.glob(".*-????????"):
+            if stray.is_dir() and time.time() - stray.stat().st_mtime > 2 * 86400:
+                shutil.rmtree(stray, ignore_errors=True)
         stores = sorted((p for p in cache.iterdir() if (p / "index.json").is_file()), key=lambda p: p.stat().st_mtime)
         for old in stores[: max(0, len(stores) - keep)]:
             shutil.rmtree(old, ignore_errors=True)
