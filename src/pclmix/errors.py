@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class PclmixError(Exception):
     """A user's mistake. The text names the file or key, what is wrong with it, and what to do next."""
+
+
+def require_one_of(key: str, value: object, known: Sequence[str]) -> None:
+    """Refuse a word that is not among those known: Python does not look at types when it runs."""
+    if value not in known:
+        raise PclmixError(f"{key}={value!r}: choose {', '.join(known[:-1])} or {known[-1]}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

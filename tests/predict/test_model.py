@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,6 +185,17 @@ def test_images_refused(predictor: TorchPredictor, image: np.ndarray, words: str
         predictor.predict(image)
     with pytest.raises(PclmixError, match="spacing"):
         predictor.predict(np.zeros((1, 8, 8)), (1.0, 1.0))
+
+
+@pytest.mark.parametrize("wrong", ["flips", True, None])
+def test_words_that_are_not_known_are_refused(
+    tiny_run: Path, predictor: TorchPredictor, volume: np.ndarray, wrong: Any
+) -> None:
+    for call in (predictor.predict, predictor.probabilities, predictor.probability_batches, predictor.examine):
+        with pytest.raises(PclmixError, match=rf"tta={wrong!r}: choose none or flip"):
+            call(volume, tta=wrong)
+    with pytest.raises(PclmixError, match=rf"precision={wrong!r}: choose auto, 32 or bf16"):
+        pclmix.load(tiny_run, precision=wrong)
 
 
 def test_models_refused(tiny_run: Path, tmp_path: Path) -> None:

@@ -131,6 +131,13 @@ def test_mistakes_on_the_command_line(
     assert not out.exists()
 
 
+def test_each_name_is_given_once(tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
+    words = ["predict", str(tiny_run), str(phantom_dataset), str(tmp_path / "out"), "--offset", "LV=1", "--offset"]
+    result = CliRunner().invoke(app, [*words, "LV=2"])
+    assert isinstance(result.exception, PclmixError)
+    assert str(result.exception) == "--offset LV=2: LV has a value already; give each name once"
+
+
 def test_on_the_command_line(tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
     image = phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz"
     words = ["predict", str(tiny_run), str(image), str(tmp_path / "out"), "--offset", "LV=1e4", "--device", "cpu"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -59,7 +61,11 @@ from pclmix.cli import (  # noqa: E402, F401
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message on stderr and exit code 2."""
+    """Run the command line; a user's mistake is one message on stderr and exit code 2.
+
+    SIGTERM unwinds like an error, so that nothing half-written stays; a training that has begun saves first.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except PclmixError as error:
@@ -74,6 +80,10 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _complain(message: str, code: int = 2) -> None:

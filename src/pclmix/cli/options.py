@@ -39,9 +39,11 @@ def numbers_by_name(option: str, given: Sequence[str] | None) -> dict[str, float
 
     if given is None:
         return None
-    found = {}
+    found: dict[str, float] = {}
     for text in given:
         name, _, value = text.rpartition("=")
+        if name in found:
+            raise PclmixError(f"{option} {text}: {name} has a value already; give each name once")
         try:
             found[name] = float(value)
         except ValueError:

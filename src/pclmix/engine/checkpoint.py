@@ -47,7 +47,10 @@ def save_checkpoint(run: Path, content: dict[str, Any]) -> None:
 
 
 def _full(path: Path, error: RuntimeError) -> PclmixError:
-    return PclmixError(f"cannot write {path}: {error}; free some space. The checkpoint before is untouched")
+    return PclmixError(
+        f"cannot write {path}: {error}; is the disk full? Then free some space. "
+        "The checkpoint before, if there is one, is untouched"
+    )
 
 
 def load_checkpoint(path: Path, *, map_location: str = "cpu", lazy: bool = False) -> dict[str, Any]:
@@ -65,7 +68,9 @@ def load_checkpoint(path: Path, *, map_location: str = "cpu", lazy: bool = False
         raise
     except Exception as error:  # a damaged archive surfaces as many types; all of them mean the same to a user
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PclmixError(f"{path} is not a readable checkpoint ({reason[:200]})") from error
+        raise PclmixError(
+            f"{path} is not a readable checkpoint ({reason[:200]}); a run folder or its last.ckpt is needed"
+        ) from error
     if not isinstance(content, dict) or any(key not in content for key in _KEYS):
         raise PclmixError(f"{path} is not a checkpoint of pclmix")
     if content.get("format") != FORMAT:

@@ -67,6 +67,8 @@ def prepare(
 
 def _require_cache() -> None:
     """Prepared slices are kept in a cache, which may lie where nobody thought of: say so before the work."""
+    if cache_folder().is_file():
+        raise PclmixError(f"{cache_folder()} is a file; prepared slices are kept in a folder: set PCLMIX_CACHE to one")
     try:
         require_writable(cache_folder())
     except PclmixError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from pclmix.data.hull import hull_shares
 from pclmix.device import device_kind
 from pclmix.distributed import LostProcessError, watch_processes
 from pclmix.engine.checkpoint import LAST, load_newest
+from pclmix.engine.claim import claimed
 from pclmix.engine.loop import train
-from pclmix.engine.prepare import prepare
+from pclmix.engine.prepare import Prepared, prepare
 from pclmix.engine.runlog import RUN, read_config
 from pclmix.engine.state import require_same, require_same_cases
 from pclmix.engine.step import DivergedError
@@ -53,39 +56,60 @@ def run_training(
     """
     console = console or Console(stderr=True)
     out = Path(out)
-    content = load_newest(out) if resume else None
-    begun = content["config"] if content is not None else read_config(out) if resume else None
-    if begun is not None and recipe is None:
-        config = override_config(begun, method, overrides)
-        fold = _fold_of(out, content) if fold is None else fold
-    else:
-        config = load_config(recipe or "fast", method, overrides)
-    params = require_fitting(config)
-    config = config.model_copy(update={"params": params.model_dump(mode="json")})
-    if not resume:
-        refuse_existing(out, way_out="go on with --resume, choose another name or remove it first")
-    require_writable(out)
-    devices, nodes = count_processes(devices, nodes)
-    kind = choose_device(device, devices, nodes)
-    data = Dataset.open(dataset)
-    require_fit(config, len(data.channels), data.labels.count, devices * nodes)
-    hull_shares(config.data, data.labels)  # refuses names of no structure
-    for name in config.offset:
-        data.labels.index(name, f"offset.{name}")
-    if content is not None:
-        fold = _fold_of(out, content) if fold is None else fold
-        require_same(content, config, data, fold, out)
-        if _finished(out, content, config):
-            console.print(f"{out} is finished already: {content['step']} steps. Nothing to do.", highlight=False)
-            return True
-    prepared = prepare(data, config, fold, console, cases)
-    if content is not None:
-        require_same_cases(content, prepared.cases, data, out)
-    fabric = launch(kind, devices, nodes)
-    again = ["pclmix", "train", str(dataset), "--out", str(out), "--resume"]
-    again += ["--device", device] if device != "auto" else []
-    again += ["--devices", str(devices)] if devices > 1 else []
-    again += ["--nodes", str(nodes)] if nodes > 1 else []
+    require_kinds(overrides, fold, cases)
+    with claimed(out):
+        if out.is_file():
+            raise PclmixError(f"{out} is a file where a run folder is to be; choose another name")
+        content = load_newest(out) if resume else None
+        begun = content["config"] if content is not None else read_config(out) if resume else None
+        if begun is not None and recipe is None:
+            config = override_config(begun, method, overrides)
+            fold = _fold_of(out, content) if fold is None else fold
+        else:
+            config = load_config(recipe or "fast", method, overrides)
+        params = require_fitting(config)
+        config = config.model_copy(update={"params": params.model_dump(mode="json")})
+        if not resume:
+            refuse_existing(out, way_out="go on with --resume, choose another name or remove it first")
+        require_writable(out)
+        devices, nodes = count_processes(devices, nodes)
+        kind = choose_device(device, devices, nodes)
+        data = Dataset.open(dataset)
+        require_fit(config, len(data.channels), data.labels.count, devices * nodes)
+        hull_shares(config.data, data.labels)  # refuses names of no structure
+        for name in config.offset:
+            data.labels.index(name, f"offset.{name}")
+        if resume and begun is None:
+            where = "all cases" if fold is None else f"fold {fold}"
+            _say(console, f"{out} holds no run: beginning one, {config.method} with recipe {config.recipe} on {where}.")
+        if content is not None:
+            fold = _fold_of(out, content) if fold is None else fold
+            require_same(content, config, data, fold, out)
+            if _finished(out, content, config):
+                _say(console, f"{out} is finished already: {content['step']} steps. Nothing to do.")
+                return True
+        prepared = prepare(data, config, fold, console, cases)
+        if content is not None:
+            require_same_cases(content, prepared.cases, data, out)
+        again = ["pclmix", "train", str(dataset), "--out", str(out), "--resume"]
+        again += ["--device", device] if device != "auto" else []
+        again += ["--devices", str(devices)] if devices > 1 else []
+        again += ["--nodes", str(nodes)] if nodes > 1 else []
+        fabric = launch(kind, devices, nodes)
+        return _train(data, prepared, out, config, content, fabric, console, shlex.join(again))
+
+
+def _train(
+    data: Dataset,
+    prepared: Prepared,
+    out: Path,
+    config: Config,
+    content: dict[str, Any] | None,
+    fabric: Fabric,
+    console: Console,
+    again: str,
+) -> bool:
+    """The loop, and in words how it ended; `again` is the command that goes on."""
     try:
         with watch_processes():
             finished = train(data, prepared, out, config, content, fabric, console)
@@ -98,23 +122,35 @@ def run_training(
             raise SystemExit(2) from error
         kept = f"the last checkpoint is {out / LAST}" if (out / LAST).is_file() else "there is no checkpoint yet"
         raise PclmixError(
-            f"{error}, killed (too little memory?) or with a message of its own; {kept}. "
-            f"Go on with: {shlex.join(again)}"
+            f"{error}, killed (too little memory?) or with a message of its own; {kept}. Go on with: {again}"
         ) from error
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
             raise
+        place = fabric.device.type
         raise PclmixError(
-            f"out of memory on {kind} with engine.batch={config.engine.batch} and data.size={list(config.data.size)}; "
+            f"out of memory on {place} with engine.batch={config.engine.batch} and data.size={list(config.data.size)}; "
             f"make one of them smaller, or choose a smaller net than {config.net}"
         ) from error
     if not fabric.is_global_zero:
         return True
-    if finished:
-        console.print(f"finished: {out / LAST}", highlight=False, soft_wrap=True)
-    else:
-        console.print(f"stopped and saved. Go on with: {shlex.join(again)}", highlight=False, soft_wrap=True)
+    _say(console, f"finished: {out / LAST}" if finished else f"stopped and saved. Go on with: {again}")
     return finished
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def require_kinds(overrides: Sequence[str], fold: int | None, cases: Sequence[str] | None) -> None:
+    """What a shell cannot get wrong and Python can."""
+    for word in overrides:
+        if not isinstance(word, str):
+            raise PclmixError(f'{word!r}: settings are words of their own, such as "optim.lr=0.01", "seed=1"')
+    if fold is not None and (not isinstance(fold, int) or isinstance(fold, bool)):
+        raise PclmixError(f"fold={fold!r}: a number from 1 on is needed, or None for all cases")
+    if isinstance(cases, str):
+        raise PclmixError(f"cases={cases!r}: a list of names is needed, such as [{cases!r}]")
 
 
 def require_fit(config: Config, in_channels: int, classes: int, world: int) -> None:
@@ -157,6 +193,8 @@ def choose_device(device: str, devices: int = 1, nodes: int = 1) -> str:
 
 def launch(kind: str, devices: int = 1, nodes: int = 1) -> Fabric:
     """One process for one device, else one a device: started here, by torchrun or by Slurm."""
+    if devices * nodes > 1 and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # one that waits for the others must end at once
     strategy: Any = DDPStrategy() if devices * nodes > 1 else "auto"
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy=strategy)
     fabric.launch()

@@ -54,6 +54,8 @@ def match(prediction: Path, reference: Path, cases: Sequence[str] | None = None)
     dataset = _dataset_of(reference)
     truths = label_files(reference if dataset is None or not _is_dataset(reference) else dense_masks(dataset))
     guesses = label_files(_prediction_folder(prediction))
+    if isinstance(cases, str):
+        raise PclmixError(f"cases={cases!r}: a list of names is needed, such as [{cases!r}]")
     if cases is not None:
         unknown = [case for case in cases if case not in truths]
         if unknown:

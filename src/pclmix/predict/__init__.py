@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
-from pclmix.errors import PclmixError
+from pclmix.errors import PclmixError, require_one_of
 from pclmix.predict.base import About, Precision, Predictor
 
 __all__ = ["About", "Predictor", "load"]
@@ -28,6 +29,7 @@ def load(
     ensemble for their mean); `last` takes the last weights where the run kept an average; `offset` such
     as {"LV": 1.5} is added to the scores of classes, instead of the run's own.
     """
+    require_one_of("precision", precision, get_args(Precision))
     if Path(path).suffix.lower() == ".onnx":
         from pclmix.predict.onnx import load_onnx
 

@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from pclmix.data.store import Settings, intensity_range, prepare_image
 from pclmix.data.volume import Geometry, stem_of, write_labels
-from pclmix.errors import PclmixError
+from pclmix.errors import PclmixError, require_one_of
 from pclmix.files import write_json
 from pclmix.labels import Labels
 from pclmix.predict.inputs import channel_files, read_images
@@ -81,6 +81,7 @@ class Predictor(ABC):
         Intensities may be in any unit. `spacing`, (z, y, x) in mm, describes the array; slices are predicted pixel by
         pixel and do not depend on it. Memory beyond image and result is that of a few batches of slices.
         """
+        require_one_of("tta", tta, get_args(TTA))
         image = self.as_image(array, spacing)
         labels = self.label(self.batches(image), (image.shape[2], image.shape[3]), tta)
         return self.largest(labels) if largest_component else labels
@@ -91,6 +92,7 @@ class Predictor(ABC):
 
     def probability_batches(self, array: Array, *, tta: TTA = "none") -> Iterator[Array]:
         """As `probabilities`, a batch of slices (B, K, H, W) at a time: memory stays small whatever the volume."""
+        require_one_of("tta", tta, get_args(TTA))
         image = self.as_image(array)
         return self._run(self.batches(image), (image.shape[2], image.shape[3]), tta, "probabilities")
 
@@ -168,6 +170,7 @@ class Predictor(ABC):
 
     def examine(self, array: Array, *, tta: TTA = "none") -> Examined:
         """Labels, entropy (equation 5) and a quality estimate of an image; no reference is needed."""
+        require_one_of("tta", tta, get_args(TTA))
         image = self.as_image(array)
         return examine(self.uncertain_batches(self.batches(image), (image.shape[2], image.shape[3]), tta))
 
@@ -181,5 +184,6 @@ class Predictor(ABC):
         return keep_largest(labels, range(1, self.about.labels.count))
 
     def _scores(self, array: Array, spacing: Sequence[float] | None, tta: TTA, wanted: Wanted) -> Array:
+        require_one_of("tta", tta, get_args(TTA))
         image = self.as_image(array, spacing)
         return np.concatenate(list(self._run(self.batches(image), (image.shape[2], image.shape[3]), tta, wanted)))

@@ -132,7 +132,7 @@ def _train(settings: Settings, run: Path, fold: int, device: str, devices: int, 
             recipe=settings.recipe,
             overrides=settings.overrides,
             fold=fold,
-            resume=True,
+            resume=run.exists(),
             device=device,
             console=console,
         )
@@ -140,7 +140,8 @@ def _train(settings: Settings, run: Path, fold: int, device: str, devices: int, 
     options = {"--method": settings.method, "--recipe": settings.recipe, "--fold": fold, "--out": run}
     given = [text for key, value in options.items() if value is not None for text in (key, str(value))]
     command = [sys.executable, "-m", "pclmix", "train", str(dataset), *settings.overrides, *given]
-    done = subprocess.run([*command, "--device", device, "--devices", str(devices), "--resume"])
+    again = ["--resume"] if run.exists() else []
+    done = subprocess.run([*command, "--device", device, "--devices", str(devices), *again])
     if done.returncode not in (0, 130):
         raise PclmixError(f"training of fold {fold} stopped with exit code {done.returncode}; its message is above")
     return done.returncode == 0

@@ -168,7 +168,7 @@ def train_and_score(out: Path, method: str, seed: int, seconds: float, console: 
         recipe=RECIPE,
         overrides=overrides,
         fold=FOLD,
-        resume=True,
+        resume=run.exists(),
         device="cpu",
         console=console,
     )

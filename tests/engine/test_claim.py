@@ -1,0 +1,124 @@
+"""One process at a time trains into a folder; what Python lets through is refused; nothing stays of a killed start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pclmix.data.store import cache_folder
+from pclmix.engine.claim import RANKS, claimed
+from pclmix.errors import PclmixError
+
+Train = Callable[..., tuple[bool, str]]
+HOLD = """
+import sys
+from pathlib import Path
+from pclmix.engine.claim import claimed
+with claimed(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(
+    phantom: Path, tmp_path: Path, train: Train, holder: Any
+) -> None:
+    run = tmp_path / "run"
+    for resume in (False, True):
+        with pytest.raises(PclmixError, match=rf"another process is training into {run}; wait for it"):
+            train(phantom, run, resume=resume)
+    assert not run.exists()
+    holder.kill()  # however it ends
+    holder.wait()
+    with claimed(run):
+        pass
+    assert not list((cache_folder() / "claimed").iterdir())
+
+
+def test_other_folders_and_other_ranks_are_free(tmp_path: Path, holder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with claimed(tmp_path / "other"), claimed(tmp_path / "third"):
+        pass
+    for rank in RANKS:  # the first of several processes that train together holds it for all
+        with monkeypatch.context() as patch:
+            patch.setenv(rank, "1")
+            with claimed(tmp_path / "run"):
+                pass
+
+
+def test_another_name_of_the_same_folder_is_the_same(tmp_path: Path, holder: Any) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(PclmixError, match="another process"), claimed(tmp_path / "link"):
+        pass
+
+
+def test_a_cache_that_holds_no_locks_is_no_reason_not_to_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "file"))
+    with claimed(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"overrides": [["seed=1"]]}, r"\['seed=1'\]: settings are words of their own"),
+        ({"fold": "1"}, "fold='1': a number from 1 on"),
+        ({"fold": True}, "fold=True: a number from 1 on"),
+        ({"cases": "phantom001_frame01"}, "a list of names is needed"),
+    ],
+)
+def test_what_a_shell_cannot_get_wrong(
+    phantom: Path, tmp_path: Path, train: Train, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PclmixError, match=words):
+        train(phantom, tmp_path / "run", *options.pop("overrides", ()), **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resume_of_nothing_says_what_it_begins(phantom: Path, tmp_path: Path, train: Train) -> None:
+    _, said = train(phantom, tmp_path / "run", "engine.iterations=1", method="pce", fold=2, resume=True)
+    assert f"{tmp_path / 'run'} holds no run: beginning one, pce with recipe tiny on fold 2." in said
+    (tmp_path / "plain").touch()
+    with pytest.raises(PclmixError, match="plain is a file where a run folder is to be"):
+        train(phantom, tmp_path / "plain", resume=True)
+
+
+def test_ended_while_preparing_nothing_stays(phantom: Path, tmp_path: Path) -> None:
+    """SIGTERM, as a scheduler sends it, before there is anything to save."""
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    command = [sys.executable, "-m", "pclmix", "train", phantom, "--out", run, "--recipe", "tiny", "--method", "rw"]
+    process = subprocess.Popen(
+        [*map(str, command), "--device", "cpu", "data.size=[512,512]"],
+        env={**os.environ, "PCLMIX_CACHE": str(cache)},
+        stderr=subprocess.PIPE,
+    )
+    limit = time.monotonic() + 120
+    while not (cache.is_dir() and list(cache.glob(".*-????????"))):
+        assert process.poll() is None, process.stderr and process.stderr.read().decode()
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 128 + signal.SIGTERM
+    assert not run.exists()
+    assert not list(cache.glob(".*-????????"))
+    assert not list((cache / "claimed").iterdir())
