@@ -54,8 +54,8 @@ def page(root: Path) -> str:
 def group_lines(group: Group, published: dict[str, Any]) -> list[str]:
     table, notes = tables.comparison(group, published)
     lines = [f"### {group.about['title']}", ""]
-    if group.about.get("note"):
-        lines += [group.about["note"], ""]
+    for words in filter(None, (group.about.get("note"), group.about.get("caveat"))):
+        lines += [words, ""]
     lines += [*table, "", *(f"{note}  " for note in notes[:-1]), notes[-1], ""]
     lines += ["Dice / HD95 of each run in each column:", "", *tables.columns_table(group), ""]
     lines += ["What made them:", "", *tables.origin_table(group), ""]
@@ -71,7 +71,8 @@ def readme_section(root: Path) -> str:
     published = tables.read_published(root) if groups else {}
     for group in groups:
         table, _ = tables.comparison(group, published, average_only=True)
-        lines += [f"**{group.about['title']}.** {conditions(group, published)}", "", *table, ""]
+        said = " ".join(filter(None, [conditions(group, published), group.about.get("caveat")]))
+        lines += [f"**{group.about['title']}.** {said}", "", *table, ""]
     if groups:
         lines += [
             "Dice in percent and HD95 in mm, mean (standard deviation) over volumes and classes, an empty prediction "

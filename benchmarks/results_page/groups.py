@@ -2,10 +2,10 @@
 
 about.json: `title`, `note`; `order` of the runs and `text`, their labels; `column` (raw unless said) that the table
 is made of; `against`, the run that others are tested against; `pooled`, folds of one recipe, shown together; `readme`,
-also shown there; `place`, a number to sort by; `borrowed`, runs of other groups that stand in this one too, as
-name: group/run; `columns`, for a borrowed run that is read otherwise there, as name: {column: its file's stem}: it has
-these columns alone, and no curve; `shared`, the runs shared their device, so that their minutes say nothing. Only
-`title` must be there.
+also shown there, with the `caveat`; `place`, a number to sort by; `borrowed`, runs of other groups that stand in this
+one too, as name: group/run; `columns`, for a borrowed run that is read otherwise there, as name: {column: its file's
+stem}: it has these columns alone, and no curve; `shared`, the runs shared their device, so that their minutes say
+nothing. Only `title` must be there.
 """
 
 from __future__ import annotations

@@ -74,7 +74,11 @@ def methods_lines(root: Path) -> list[str]:
         lines += [f"{setting(record)}, commit {commit}:", "", *markdown(heads, rows), ""]
     if not lines:
         return []
-    text = "A step beside the passes through the network that it needs, both captured, in one run. Maps are made once."
+    text = (
+        "A step beside the passes through the network that it needs, both captured, in one run. Maps are made once. "
+        "Where a method stands in two tables of one network it was measured again after a change, and the upper table "
+        "is the later one."
+    )
     return ["## The methods' steps", "", text, "", *lines]
 
 

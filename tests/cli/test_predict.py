@@ -178,6 +178,18 @@ def test_overlapping_folds_are_refused(call: Call, phantom_dataset: Path, tmp_pa
     assert "is tested by fold 1 and fold 2" in text
 
 
+def test_one_patient_is_too_few(call: Call, phantom_dataset: Path, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(phantom_dataset, root)
+    splits = read_json(root / "splits_final.json")
+    write_json(root / "splits_final.json", [{**splits[0], "train": []}])
+    for command in (["crossval", root], ["train", root, "--fold", 1]):
+        code, text = call(*command, "--out", tmp_path / "out", "--recipe", "tiny", "--device", "cpu")
+        assert code == 2
+        assert "no case to train on in fold 1; `pclmix split` makes other folds" in text
+        assert not (tmp_path / "out").exists()
+
+
 def test_a_checkpoint_of_other_classes_is_refused(
     call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path
 ) -> None:

@@ -44,7 +44,8 @@ def prepare(
     if only is not None:
         cases = tuple(case for case in cases if case in set(only))
     if not cases:
-        raise PclmixError(f"{dataset.root}: there is no case to train on" + (f" in fold {fold}" if fold else ""))
+        where = f" in fold {fold}; `pclmix split` makes other folds, of two patients or more" if fold else ""
+        raise PclmixError(f"{dataset.root}: there is no case to train on{where}")
     _require_cache()
     method = find_method(config.method)
     if _source(method) == "reference":

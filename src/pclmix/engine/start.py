@@ -43,6 +43,7 @@ def run_training(
     fold: int | None = None,
     cases: Sequence[str] | None = None,
     resume: bool = False,
+    expected: bool = True,
     device: str = "auto",
     devices: int = 1,
     nodes: int = 1,
@@ -51,7 +52,8 @@ def run_training(
     """Train into `out` as the command line does; True when finished, False when interrupted.
 
     `cases`, where given, are the only ones trained on; a resume has to be given them again.
-    A resume repeats the run's own settings where none are given, and refuses others. With many processes the answer
+    A resume repeats the run's own settings where none are given, and refuses others; where there is no run it begins
+    one, and says so if one was `expected`. With many processes the answer
     is the first one's; the others return True, since whoever launched them takes anything else for a crash.
     """
     console = console or Console(stderr=True)
@@ -79,7 +81,7 @@ def run_training(
         hull_shares(config.data, data.labels)  # refuses names of no structure
         for name in config.offset:
             data.labels.index(name, f"offset.{name}")
-        if resume and begun is None:
+        if resume and expected and begun is None:
             where = "all cases" if fold is None else f"fold {fold}"
             _say(console, f"{out} holds no run: beginning one, {config.method} with recipe {config.recipe} on {where}.")
         if content is not None:

@@ -93,6 +93,12 @@ def cross_validate(
     data = Dataset.open(dataset)
     chosen = parse_folds(folds, len(data.splits()))
     _require_disjoint(data, chosen)
+    for fold in chosen:
+        if not data.fold(fold).train:
+            raise PclmixError(
+                f"{dataset}: there is no case to train on in fold {fold}; `pclmix split` makes other folds, of two "
+                "patients or more"
+            )
     settings = Settings(str(dataset.resolve()), method, recipe, tuple(overrides), tta, largest_component)
     _require_same(out, settings)
     for fold in chosen:
@@ -132,7 +138,8 @@ def _train(settings: Settings, run: Path, fold: int, device: str, devices: int, 
             recipe=settings.recipe,
             overrides=settings.overrides,
             fold=fold,
-            resume=run.exists(),
+            resume=True,
+            expected=False,
             device=device,
             console=console,
         )

@@ -168,7 +168,8 @@ def train_and_score(out: Path, method: str, seed: int, seconds: float, console: 
         recipe=RECIPE,
         overrides=overrides,
         fold=FOLD,
-        resume=run.exists(),
+        resume=True,
+        expected=False,
         device="cpu",
         console=console,
     )
