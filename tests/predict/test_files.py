@@ -209,6 +209,14 @@ def test_inputs_refused(tmp_path: Path, phantom_dataset: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("name", "words"), [("y.png", "holds one slice, this volume has"), ("y.txt", "unknown file")])
+def test_a_file_that_cannot_be_written_leaves_no_folder(tmp_path: Path, name: str, words: str) -> None:
+    scan = write(tmp_path / "scan.nii.gz")
+    with pytest.raises(PclmixError, match=words):
+        made().predict_file(scan, tmp_path / "new" / name)
+    assert not (tmp_path / "new").exists()
+
+
 def test_memory_is_bounded_by_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No case is read before those well ahead of it have been through the network."""
     for k in range(12):

@@ -142,15 +142,21 @@ def write_image(path: Path, array: Array, like: Geometry, description: str = "")
     _write(Path(path), np.ascontiguousarray(array), like, description)
 
 
+def require_ending(path: Path) -> str:
+    """The ending of a file that can be read and written here."""
+    ending = ending_of(path)
+    if not ending:
+        raise PclmixError(f"{path}: unknown file ending; known are {', '.join(ENDINGS)}")
+    return ending
+
+
 def _read(path: Path) -> tuple[Array, Geometry]:
     """(C, Z, H, W) and geometry, with one message for every way a file can be bad."""
     if not path.exists():
         raise PclmixError(f"{path} does not exist")
     if path.is_dir():
         raise PclmixError(f"{path} is a folder, an image file is needed")
-    ending = ending_of(path)
-    if not ending:
-        raise PclmixError(f"{path}: unknown file ending; known are {', '.join(ENDINGS)}")
+    ending = require_ending(path)
     try:
         array, geometry = _read_nifti(path) if ending.startswith(".nii") else _read_plain(path, ending)
     except PclmixError:
@@ -239,7 +245,14 @@ def _sidecar_spacing(path: Path) -> tuple[float, float, float]:
 def _write(path: Path, array: Array, like: Geometry, description: str) -> None:
     if array.shape != like.shape:
         raise ValueError(f"{path}: array {array.shape} does not fit the grid {like.shape}")
-    ending = ending_of(path)
+    ending = require_ending(path)
+    if ending in (".png", ".bmp"):
+        if array.shape[0] != 1:
+            raise PclmixError(
+                f"{path}: a {ending} file holds one slice, this volume has {array.shape[0]}; use .nii.gz or .tif"
+            )
+        if array.dtype == np.float32:
+            raise PclmixError(f"{path}: a {ending} file cannot hold real numbers; use .nii.gz or .tif")
     with atomic_path(path) as temporary:
         if ending.startswith(".nii"):
             nib.save(_nifti(array, like, description), temporary)
@@ -249,18 +262,10 @@ def _write(path: Path, array: Array, like: Geometry, description: str) -> None:
             stack = array[0] if array.shape[0] == 1 else array
             # Said outright: three slices would else be taken for the colours of one picture.
             tifffile.imwrite(temporary, stack, photometric="minisblack", compression="zlib")
-        elif ending in (".png", ".bmp"):
+        else:
             from PIL import Image
 
-            if array.shape[0] != 1:
-                raise PclmixError(
-                    f"{path}: a {ending} file holds one slice, this volume has {array.shape[0]}; use .nii.gz or .tif"
-                )
-            if array.dtype == np.float32:
-                raise PclmixError(f"{path}: a {ending} file cannot hold real numbers; use .nii.gz or .tif")
             Image.fromarray(array[0]).save(temporary)
-        else:
-            raise PclmixError(f"{path}: unknown file ending; known are {', '.join(ENDINGS)}")
 
 
 def _nifti(array: Array, like: Geometry, description: str) -> Any:

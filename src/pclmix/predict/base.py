@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pclmix.data.store import Settings, intensity_range, prepare_image
-from pclmix.data.volume import Geometry, stem_of, write_labels
+from pclmix.data.volume import Geometry, require_ending, stem_of, write_labels
 from pclmix.errors import PclmixError, require_one_of
 from pclmix.files import write_json
 from pclmix.labels import Labels
@@ -104,6 +104,7 @@ class Predictor(ABC):
         self, image: Path | str, out: Path | str, *, tta: TTA = "none", largest_component: bool = False
     ) -> Array:
         """Predict one image (CASE_0000 stands for all its channels), write the labels over its grid, return them."""
+        require_ending(Path(out))  # before the work
         array, geometry = self.read(channel_files(Path(image), len(self.about.channels))[1])
         labels = self.predict(array, geometry.spacing, tta=tta, largest_component=largest_component)
         self.write(Path(out), labels, geometry)
