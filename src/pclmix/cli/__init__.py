@@ -75,8 +75,12 @@ def main() -> None:
             f"{error.filename or 'a file or folder'}: {error.strerror or error}; "
             "ask for the right to use it, or choose another place"
         )
-    except KeyboardInterrupt:
-        _complain("interrupted", code=130)
+    except SystemExit as stop:  # into which typer turns Ctrl-C, without a word
+        if isinstance(stop.__context__, KeyboardInterrupt) or isinstance(
+            getattr(stop.__context__, "__cause__", None), KeyboardInterrupt
+        ):
+            _complain("interrupted", code=130)
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
