@@ -18,9 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pclmix.engine.runlog import environment
-
-METRICS = "metrics.jsonl"
+from pclmix.engine.runlog import METRICS, environment
 
 
 def seconds_to_first_step(command: list[str], run: Path, cache: Path) -> float:

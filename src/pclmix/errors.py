@@ -16,6 +16,12 @@ def require_one_of(key: str, value: object, known: Sequence[str]) -> None:
         raise PclmixError(f"{key}={value!r}: choose {', '.join(known[:-1])} or {known[-1]}")
 
 
+def require_names(key: str, value: object) -> None:
+    """Refuse one name where several may be given: it would be taken letter by letter."""
+    if isinstance(value, str):
+        raise PclmixError(f"{key}={value!r}: a list of names is needed, such as [{value!r}]")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ` Did you mean 'labels'?`, or the empty string when nothing is close."""
     by_lower = {text.lower(): text for text in known}

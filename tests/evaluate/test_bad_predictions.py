@@ -91,3 +91,8 @@ def test_nothing_there(tmp_path, masks):
     (tmp_path / "twice" / "p1_ED.nii").write_bytes(b"x")
     with pytest.raises(PclmixError, match="keep one"):
         evaluate(tmp_path / "twice", masks[1])
+
+
+def test_one_name_is_no_list_of_names(masks):
+    with pytest.raises(PclmixError, match=r"cases='p1_ED': a list of names is needed, such as \['p1_ED'\]"):
+        evaluate(*masks, cases="p1_ED")

@@ -75,15 +75,23 @@ def main() -> None:
             f"{error.filename or 'a file or folder'}: {error.strerror or error}; "
             "ask for the right to use it, or choose another place"
         )
-    except SystemExit as stop:  # into which typer turns Ctrl-C, without a word
-        if isinstance(stop.__context__, KeyboardInterrupt) or isinstance(
-            getattr(stop.__context__, "__cause__", None), KeyboardInterrupt
-        ):
+    except KeyboardInterrupt:
+        _complain("interrupted", code=130)
+    except SystemExit as stop:
+        if _was_interrupted(stop):
             _complain("interrupted", code=130)
         raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+
+
+def _was_interrupted(stop: SystemExit) -> bool:
+    """Typer turns Ctrl-C into an exit without a word; a training that has saved exits by itself and has spoken."""
+    cause: BaseException | None = stop
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def _terminate(number: int, _: FrameType | None) -> None:

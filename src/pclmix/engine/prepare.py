@@ -40,12 +40,7 @@ def prepare(
     find the work done. Those that torchrun or Slurm start together check once a node, and whoever is first with a
     store leaves it to all.
     """
-    cases = dataset.cases if fold is None else dataset.fold(fold).train
-    if only is not None:
-        cases = tuple(case for case in cases if case in set(only))
-    if not cases:
-        where = f" in fold {fold}; `pclmix split` makes other folds, of two patients or more" if fold else ""
-        raise PclmixError(f"{dataset.root}: there is no case to train on{where}")
+    cases = training_cases(dataset, fold, only)
     _require_cache()
     method = find_method(config.method)
     if _source(method) == "reference":
@@ -64,6 +59,18 @@ def prepare(
     if split.test:
         held = open_store(dataset, split.test, Settings(config.data.size, config.data.intensity), progress=show)
     return Prepared(fold, split.train, store, held)
+
+
+def training_cases(dataset: Dataset, fold: int | None, only: Sequence[str] | None = None) -> tuple[str, ...]:
+    """All cases, or those that a fold does not test, or `only` these of them; refused where there is none."""
+    cases = dataset.cases if fold is None else dataset.fold(fold).train
+    if only is not None:
+        wanted = set(only)
+        cases = tuple(case for case in cases if case in wanted)
+    if not cases:
+        where = f" in fold {fold}; `pclmix split` makes other folds, of two patients or more" if fold else ""
+        raise PclmixError(f"{dataset.root}: there is no case to train on{where}")
+    return cases
 
 
 def _require_cache() -> None:

@@ -27,7 +27,7 @@ from pclmix.engine.prepare import Prepared, prepare
 from pclmix.engine.runlog import RUN, read_config
 from pclmix.engine.state import require_same, require_same_cases
 from pclmix.engine.step import DivergedError
-from pclmix.errors import PclmixError
+from pclmix.errors import PclmixError, require_names
 from pclmix.files import read_json, refuse_existing, require_writable
 from pclmix.methods.base import require_fitting
 from pclmix.nets.segmenter import build_segmenter, check_side
@@ -151,8 +151,7 @@ def require_kinds(overrides: Sequence[str], fold: int | None, cases: Sequence[st
             raise PclmixError(f'{word!r}: settings are words of their own, such as "optim.lr=0.01", "seed=1"')
     if fold is not None and (not isinstance(fold, int) or isinstance(fold, bool)):
         raise PclmixError(f"fold={fold!r}: a number from 1 on is needed, or None for all cases")
-    if isinstance(cases, str):
-        raise PclmixError(f"cases={cases!r}: a list of names is needed, such as [{cases!r}]")
+    require_names("cases", cases)
 
 
 def require_fit(config: Config, in_channels: int, classes: int, world: int) -> None:

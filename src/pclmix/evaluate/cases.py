@@ -14,7 +14,7 @@ from pclmix.data.components import largest_component
 from pclmix.data.dataset import REFERENCE, SCRIBBLES, SPLITS, Dataset
 from pclmix.data.splits import PATIENT_PATTERN
 from pclmix.data.volume import ENDINGS, ending_of, read_labels, stem_of
-from pclmix.errors import PclmixError, nearest
+from pclmix.errors import PclmixError, nearest, require_names
 from pclmix.evaluate.metrics import Scores, score
 from pclmix.labels import IGNORE, Labels, looks_like_image
 
@@ -54,8 +54,7 @@ def match(prediction: Path, reference: Path, cases: Sequence[str] | None = None)
     dataset = _dataset_of(reference)
     truths = label_files(reference if dataset is None or not _is_dataset(reference) else dense_masks(dataset))
     guesses = label_files(_prediction_folder(prediction))
-    if isinstance(cases, str):
-        raise PclmixError(f"cases={cases!r}: a list of names is needed, such as [{cases!r}]")
+    require_names("cases", cases)
     if cases is not None:
         unknown = [case for case in cases if case not in truths]
         if unknown:

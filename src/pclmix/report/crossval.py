@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from pclmix.data.dataset import SPLITS, Dataset
+from pclmix.engine.prepare import training_cases
 from pclmix.engine.start import run_training
 from pclmix.errors import PclmixError
 from pclmix.evaluate import Summary, evaluate, read_summary
@@ -94,11 +95,7 @@ def cross_validate(
     chosen = parse_folds(folds, len(data.splits()))
     _require_disjoint(data, chosen)
     for fold in chosen:
-        if not data.fold(fold).train:
-            raise PclmixError(
-                f"{dataset}: there is no case to train on in fold {fold}; `pclmix split` makes other folds, of two "
-                "patients or more"
-            )
+        training_cases(data, fold)  # refused before anything is written
     settings = Settings(str(dataset.resolve()), method, recipe, tuple(overrides), tta, largest_component)
     _require_same(out, settings)
     for fold in chosen:
