@@ -1,13 +1,13 @@
-"""Encoder Fe: MONAI's ResNet, cut before its pooling, giving a feature at each of five strides.
+"""Encoder Fe: a ResNet, cut before its pooling, giving a feature at each of five strides.
 
 Module names are torchvision's (`conv1`, `layer1.0.conv2`, `layer2.0.downsample.0`, ...), so public weights fit by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
@@ -17,19 +17,20 @@ from pclmix.registry import Registry
 
 @dataclass(frozen=True)
 class Depth:
-    """Which block a ResNet is made of, how many of them each layer has, and how wide they are."""
+    """The kernels of a ResNet's blocks, how many blocks each layer has, and how wide they are."""
 
-    block: str
+    kernels: tuple[int, ...]
     layers: tuple[int, int, int, int]
     expansion: int
     widths: tuple[int, int, int, int] = (64, 128, 256, 512)
 
 
+BASIC, BOTTLENECK = (3, 3), (1, 3, 1)
 DEPTHS: Registry[Depth] = Registry("encoder")
-DEPTHS.register("resnet10")(Depth("basic", (1, 1, 1, 1), 1, (16, 32, 64, 128)))  # ours, thin: for a CPU
-DEPTHS.register("resnet18")(Depth("basic", (2, 2, 2, 2), 1))
-DEPTHS.register("resnet34")(Depth("basic", (3, 4, 6, 3), 1))
-DEPTHS.register("resnet50")(Depth("bottleneck", (3, 4, 6, 3), 4))
+DEPTHS.register("resnet10")(Depth(BASIC, (1, 1, 1, 1), 1, (16, 32, 64, 128)))  # ours, thin: for a CPU
+DEPTHS.register("resnet18")(Depth(BASIC, (2, 2, 2, 2), 1))
+DEPTHS.register("resnet34")(Depth(BASIC, (3, 4, 6, 3), 1))
+DEPTHS.register("resnet50")(Depth(BOTTLENECK, (3, 4, 6, 3), 4))
 
 
 class Encoder(nn.Module):
@@ -52,36 +53,33 @@ class ResNetEncoder(Encoder):
     def __init__(self, name: str, in_channels: int, stride_in_1x1: bool = False) -> None:
         super().__init__()
         depth = DEPTHS.find(name)
-        if stride_in_1x1 and depth.block != "bottleneck":
+        if stride_in_1x1 and depth.kernels != BOTTLENECK:
             raise PclmixError(f"encoder.stride_in_1x1=true needs resnet50: {name} has no 1x1 convolution to stride")
-        # Imported here: MONAI takes seconds to import, and nothing else of the package needs it.
-        from monai.networks.nets.resnet import ResNet
-
         self.name = name
         self.stride_in_1x1 = stride_in_1x1
         self.channels = (depth.widths[0], *(width * depth.expansion for width in depth.widths))
-        # MONAI's own resnet18 and resnet34 pad the shortcut with zeros; shortcut "B" is the convolution of torchvision.
-        body = ResNet(
-            block=depth.block,
-            layers=list(depth.layers),
-            block_inplanes=list(depth.widths),
-            spatial_dims=2,
-            n_input_channels=in_channels,
-            conv1_t_stride=2,
-            shortcut_type="B",
-            bias_downsample=False,
-            feed_forward=False,
+        self.conv1 = nn.Conv2d(in_channels, depth.widths[0], 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(depth.widths[0])
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        strided = 0 if stride_in_1x1 else depth.kernels.index(3)
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            nn.Sequential(
+                *(
+                    Block(
+                        self.channels[layer] if number == 0 else self.channels[layer + 1],
+                        (*[depth.widths[layer]] * (len(depth.kernels) - 1), self.channels[layer + 1]),
+                        depth.kernels,
+                        {strided: 2} if layer > 0 and number == 0 else {},
+                    )
+                    for number in range(depth.layers[layer])
+                )
+            )
+            for layer in range(4)
         )
-        self.conv1: nn.Conv2d = body.conv1
-        self.bn1: nn.BatchNorm2d = body.bn1
-        self.act: nn.Module = body.act
-        self.maxpool: nn.Module = body.maxpool
-        self.layer1: nn.Sequential = body.layer1
-        self.layer2: nn.Sequential = body.layer2
-        self.layer3: nn.Sequential = body.layer3
-        self.layer4: nn.Sequential = body.layer4
-        if stride_in_1x1:
-            _stride_in_first_convolution([self.layer2, self.layer3, self.layer4])
+        for module in self.modules():
+            # On the meta device there is nothing to fill, and torch would import its compiler to do so.
+            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> list[Tensor]:
         x, feature = norm_act_for(2, self.bn1, self.conv1(x))
@@ -89,30 +87,59 @@ class ResNetEncoder(Encoder):
         x = shortcut = self.maxpool(x)
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             for block in layer:
+                assert isinstance(block, Block)
                 x, shortcut, feature = residual_block(block, x, shortcut)
             features.append(feature)
         return features
 
 
-def residual_block(block: nn.Module, x: Tensor, shortcut: Tensor) -> tuple[Tensor, ...]:
-    """What MONAI's block computes (two or three convolutions with BatchNorm, shortcut, ReLU), with norm_act.
+class Block(nn.Module):
+    """Convolutions with BatchNorm and ReLU, the last ReLU after the addition of the shortcut.
+
+    `widths` and `kernels` are those of the convolutions, `strides` the stride of those that have one by number. The
+    shortcut is a 1x1 convolution where its width or size changes.
+    """
+
+    def __init__(self, width: int, widths: tuple[int, ...], kernels: tuple[int, ...], strides: dict[int, int]) -> None:
+        super().__init__()
+        stride = max(strides.values(), default=1)
+        downsample = None
+        if stride > 1 or width != widths[-1]:
+            downsample = nn.Sequential(
+                nn.Conv2d(width, widths[-1], 1, stride=stride, bias=False), nn.BatchNorm2d(widths[-1])
+            )
+        self.count = len(widths)
+        for number, (out, kernel) in enumerate(zip(widths, kernels, strict=True)):
+            conv = nn.Conv2d(width, out, kernel, strides.get(number, 1), padding=kernel // 2, bias=False)
+            self.add_module(f"conv{number + 1}", conv)
+            self.add_module(f"bn{number + 1}", nn.BatchNorm2d(out))
+            width = out
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The definition; `residual_block` computes the same."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        for number in range(1, self.count + 1):
+            x = self.norm(number)(self.conv(number)(x))
+            x = F.relu(x if number < self.count else x + shortcut)
+        return x
+
+    def conv(self, number: int) -> nn.Module:
+        return self.get_submodule(f"conv{number}")
+
+    def norm(self, number: int) -> nn.Module:
+        return self.get_submodule(f"bn{number}")
+
+
+def residual_block(block: Block, x: Tensor, shortcut: Tensor) -> tuple[Tensor, ...]:
+    """What the block computes, with norm_act.
 
     `shortcut` is x, too, and so are the three results one map: for the next block's convolutions, for its shortcut, and
     for whoever reads the feature.
     """
-    parts = dict(block.named_children())
-    if "downsample" in parts:
-        conv, norm = parts["downsample"].children()
+    if block.downsample is not None:
+        conv, norm = block.downsample
         shortcut = norm_act(norm, convolve(conv, shortcut), relu=False)
-    *first, last = sorted(name for name in parts if name.startswith("conv"))
-    for name in first:
-        x = norm_act(parts[name.replace("conv", "bn")], convolve(parts[name], x))
-    return norm_act_for(3, parts[last.replace("conv", "bn")], convolve(parts[last], x), shortcut)
-
-
-def _stride_in_first_convolution(layers: Sequence[nn.Sequential]) -> None:
-    for layer in layers:
-        conv1, conv2 = layer[0].get_submodule("conv1"), layer[0].get_submodule("conv2")
-        assert isinstance(conv1, nn.Conv2d)
-        assert isinstance(conv2, nn.Conv2d)
-        conv1.stride, conv2.stride = conv2.stride, conv1.stride
+    for number in range(1, block.count):
+        x = norm_act(block.norm(number), convolve(block.conv(number), x))
+    return norm_act_for(3, block.norm(block.count), convolve(block.conv(block.count), x), shortcut)
