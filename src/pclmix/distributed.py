@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among those that train together: its device, its number and how many there are."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
 
 
 def world_size() -> int:

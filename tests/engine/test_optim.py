@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pclmix.config import Optim
-from pclmix.engine.optim import WeightAverage, build_optimizer, learning_rate, set_learning_rate
+from pclmix.engine.optim import Optimizer, WeightAverage, learning_rate
 
 CPU = torch.device("cpu")
 
@@ -33,23 +33,71 @@ def test_the_learning_rate_falls(one: float, two: float) -> None:
     assert learning_rate(early, Optim()) >= learning_rate(late, Optim()) >= Optim().lr_end
 
 
-@pytest.mark.parametrize(("name", "kind"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])
-def test_optimisers(name: str, kind: type[torch.optim.Optimizer]) -> None:
-    weight = nn.Parameter(torch.ones(2))
-    optimizer = build_optimizer([weight], Optim(name=name, lr=0.1, weight_decay=0.25), CPU)
-    assert isinstance(optimizer, kind)
-    assert optimizer.param_groups[0]["weight_decay"] == 0.25
-    set_learning_rate(optimizer, 0.5)
-    assert optimizer.param_groups[0]["lr"] == 0.5
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
-    set_learning_rate(optimizer, 0.25)
-    assert optimizer.param_groups[0]["lr"] == torch.tensor(0.25)
+SETTINGS = [
+    Optim(lr=0.1, momentum=0.9, weight_decay=0.25),
+    Optim(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0),
+    Optim(lr=0.1, momentum=0.0),
+    Optim(name="adamw", lr=0.1, weight_decay=0.25),
+]
+
+
+def theirs(parameters: list[nn.Parameter], config: Optim) -> torch.optim.Optimizer:
+    if config.name == "adamw":
+        return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    return torch.optim.SGD(
+        parameters, config.lr, config.momentum, nesterov=config.nesterov, weight_decay=config.weight_decay
+    )
+
+
+@pytest.mark.parametrize("config", SETTINGS)
+def test_torch_s_own_optimiser_does_the_same(config: Optim) -> None:
+    """Over six steps with another rate each and a parameter that has a gradient every other time."""
+    torch.manual_seed(0)
+    first = [torch.randn(3, 2), torch.randn(4)]
+    ours, other = ([nn.Parameter(w.clone()) for w in first] for _ in range(2))
+    optimizer, reference = Optimizer(ours, config, CPU), theirs(other, config)
+    for number in range(6):
+        optimizer.set_learning_rate(0.1 / (number + 1))
+        reference.param_groups[0]["lr"] = 0.1 / (number + 1)
+        for index, (a, b) in enumerate(zip(ours, other, strict=True)):
+            a.grad = torch.randn(a.shape) if index == 0 or number % 2 else None
+            b.grad = None if a.grad is None else a.grad.clone()
+        optimizer.step()
+        reference.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, other, strict=True))
+
+
+@pytest.mark.parametrize("config", SETTINGS)
+def test_an_optimiser_survives_save_and_load(config: Optim) -> None:
+    torch.manual_seed(0)
+    weight, gradients = torch.randn(5), torch.randn(4, 5)
+    whole, cut = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
+    one, two = Optimizer([whole], config, CPU), Optimizer([cut], config, CPU)
+    for number, gradient in enumerate(gradients):
+        if number == 2:
+            saved = {"state": {0: {k: v.clone() for k, v in two.state_dict()["state"][0].items()}}}
+            two = Optimizer([cut], config, CPU)
+            places = {name: tensor.data_ptr() for name, tensor in two.state[0].items()}
+            two.load_state_dict(saved)
+            assert {name: tensor.data_ptr() for name, tensor in two.state[0].items()} == places
+        for parameter, optimizer in ((whole, one), (cut, two)):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    assert torch.equal(whole, cut)
+
+
+def test_a_rate_in_a_tensor_stays_where_it_is() -> None:
+    optimizer = Optimizer([nn.Parameter(torch.ones(2))], Optim(lr=0.1), CPU)
+    rate = optimizer.lr = torch.tensor(0.1)
+    optimizer.set_learning_rate(0.25)
+    assert optimizer.lr is rate
+    assert float(rate) == 0.25
 
 
 def test_sgd_by_hand() -> None:
     """Two steps with momentum 0.5 and weight decay 0.1 on a gradient of 1."""
     weight = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
-    optimizer = build_optimizer([weight], Optim(lr=0.1, momentum=0.5, weight_decay=0.1), CPU)
+    optimizer = Optimizer([weight], Optim(lr=0.1, momentum=0.5, weight_decay=0.1), CPU)
     for _ in range(2):
         weight.grad = torch.ones_like(weight)
         optimizer.step()

@@ -14,7 +14,7 @@ from pclmix.data.batch import Batch
 from pclmix.data.dataset import Dataset
 from pclmix.data.store import Settings, open_store
 from pclmix.engine.feed import Feed
-from pclmix.engine.optim import build_optimizer
+from pclmix.engine.optim import Optimizer
 from pclmix.engine.selfcheck import compare_kernels, use_plain_kernels_if_fused_disagree
 from pclmix.engine.step import TrainStep
 from pclmix.methods.base import Term, Terms, build_method
@@ -29,7 +29,7 @@ def step(phantom: Path) -> TrainStep:
     torch.manual_seed(0)
     method = build_method(config, 1, 4, len(store)).train()
     feed = Feed(store, config.engine.batch, config.seed, torch.device("cpu"))
-    optimizer = build_optimizer(method.parameters(), config.optim, feed.device)
+    optimizer = Optimizer(method.parameters(), config.optim, feed.device)
     return TrainStep(method, optimizer, None, feed, (), config, Generator().manual_seed(3), False)
 
 

@@ -17,7 +17,7 @@ from pclmix.data.hull import hull_shares, inside_hull, outside_hull
 from pclmix.data.store import Settings, Store, open_store
 from pclmix.engine.checkpoint import LAST, load_checkpoint
 from pclmix.engine.feed import Feed
-from pclmix.engine.optim import WeightAverage, build_optimizer
+from pclmix.engine.optim import Optimizer, WeightAverage
 from pclmix.engine.step import TrainStep
 from pclmix.errors import PclmixError
 from pclmix.labels import Labels
@@ -36,7 +36,7 @@ def make_step(store: Store, method: str, *overrides: str) -> TrainStep:
     config: Config = load_config("tiny", method, overrides)
     torch.manual_seed(0)
     built = build_method(config, 1, 4, len(store)).train()
-    optimizer = build_optimizer(built.parameters(), config.optim, CPU)
+    optimizer = Optimizer(built.parameters(), config.optim, CPU)
     average = WeightAverage(built, config.engine.ema)
     feed = Feed(store, config.engine.batch, config.seed, CPU)
     shares = hull_shares(config.data, Labels(("background", "RV", "Myo", "LV"), 4))

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from rich.console import Console
 
 from pclmix.config import Config
 from pclmix.data.dataset import Dataset
 from pclmix.data.hull import hull_shares
-from pclmix.distributed import broadcast_state, gather_objects, largest
+from pclmix.distributed import Process, broadcast_state, gather_objects, largest
 from pclmix.engine.checkpoint import LAST, SNAPSHOTS, save_checkpoint, save_snapshot
 from pclmix.engine.display import Display
 from pclmix.engine.feed import Feed
 from pclmix.engine.finish import CASES, EXAMPLES, LOSSES, finish_run
-from pclmix.engine.optim import WeightAverage, build_optimizer, learning_rate
+from pclmix.engine.optim import Optimizer, WeightAverage, learning_rate
 from pclmix.engine.prepare import Prepared
 from pclmix.engine.runlog import CONFIG, ENVIRONMENT, METRICS, RUN, MetricLog, start_run, write_status
 from pclmix.engine.selfcheck import use_plain_kernels_if_fused_disagree
@@ -42,14 +41,14 @@ def train(
     run: Path,
     config: Config,
     content: dict[str, Any] | None,
-    fabric: Fabric,
+    process: Process,
     console: Console,
 ) -> bool:
     """Train into the folder `run`; True when it is finished, False when it was interrupted and can go on.
 
-    `fabric` is launched already. `content` is the checkpoint to go on from, or None.
+    `process` is launched already. `content` is the checkpoint to go on from, or None.
     """
-    device, first = fabric.device, fabric.is_global_zero
+    device, first = process.device, process.first
     torch.manual_seed(config.seed)  # every rank builds the same networks
     method = build_method(config, len(dataset.channels), dataset.labels.count, len(data.train))
     if content is None:
@@ -57,16 +56,16 @@ def train(
             net = method.get_submodule(name)
             assert isinstance(net, Segmenter)
             load_encoder_weights(net.encoder, config.encoder.weights, len(dataset.channels))
-    method = place(method, config, fabric)
-    optimizer = build_optimizer(method.parameters(), config.optim, device)
+    method = place(method, config, process)
+    optimizer = Optimizer(method.parameters(), config.optim, device)
     average = WeightAverage(method, config.engine.ema) if config.engine.ema > 0 else None
-    torch.manual_seed(config.seed + 1_000_003 * fabric.global_rank)  # dropout differs between ranks
-    generator = torch.Generator(device).manual_seed(config.seed + 7 + 1_000_003 * fabric.global_rank)
-    feed = Feed(data.train, config.engine.batch, config.seed, device, fabric.global_rank, fabric.world_size)
-    graph = config.engine.graph and device.type == "cuda" and fabric.world_size == 1
+    torch.manual_seed(config.seed + 1_000_003 * process.rank)  # dropout differs between ranks
+    generator = torch.Generator(device).manual_seed(config.seed + 7 + 1_000_003 * process.rank)
+    feed = Feed(data.train, config.engine.batch, config.seed, device, process.rank, process.world)
+    graph = config.engine.graph and device.type == "cuda" and process.world == 1
     shares = hull_shares(config.data, dataset.labels)
     step = TrainStep(method, optimizer, average, feed, data.train.maps, config, generator, graph, shares)
-    position = restore(content, method, optimizer, average, generator, fabric) if content else Position()
+    position = restore(content, method, optimizer, average, generator, process) if content else Position()
     if device.type == "cuda" and config.engine.precision == "bf16":
         use_plain_kernels_if_fused_disagree(step, position.step, position.progress(config))
     words = about(dataset, config, data.cases, data.fold, data.train)
@@ -160,10 +159,10 @@ def _iterate(
     return position.progress(config) >= 1.0
 
 
-def place(method: Method, config: Config, fabric: Fabric) -> Method:
+def place(method: Method, config: Config, process: Process) -> Method:
     """Onto the device, in its memory layout, equal on all ranks."""
     layout = torch.channels_last if config.engine.channels_last else torch.contiguous_format
-    method = method.to(fabric.device, memory_format=layout).train()  # type: ignore[call-overload]
+    method = method.to(process.device, memory_format=layout).train()  # type: ignore[call-overload]
     synchronise_batchnorm(method)
     broadcast_state(method)
     return method

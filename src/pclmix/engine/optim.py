@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from pclmix.config import Optim
 
@@ -20,30 +23,72 @@ def learning_rate(progress: float, config: Optim) -> float:
     return decayed * min(1.0, progress / config.warmup) if config.warmup > 0 else decayed
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: Optim, device: torch.device) -> torch.optim.Optimizer:
-    """SGD or AdamW; on CUDA fused, with the learning rate in a tensor so that a captured graph can follow it."""
-    cuda = device.type == "cuda"
-    lr: float | Tensor = torch.tensor(config.lr, device=device) if cuda else config.lr
-    if config.name == "adamw":
-        return torch.optim.AdamW(
-            parameters, lr=lr, weight_decay=config.weight_decay, fused=cuda or None, capturable=cuda
+class Optimizer:
+    """SGD or AdamW by torch's own functions; on CUDA fused, with the learning rate in a tensor that a graph can follow.
+
+    Not one of torch's classes: to make one imports torch's compiler, seconds before the first step that nobody needs.
+    `state` has a table of tensors for each parameter, laid out and named as theirs.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], config: Optim, device: torch.device) -> None:
+        self.config, self.cuda = config, device.type == "cuda"
+        self.parameters = list(parameters)
+        self.lr: float | Tensor = torch.tensor(config.lr, device=device) if self.cuda else config.lr
+        self.state = {number: self._fresh(parameter, device) for number, parameter in enumerate(self.parameters)}
+
+    def _fresh(self, parameter: nn.Parameter, device: torch.device) -> dict[str, Tensor]:
+        # A first step on momentum of 0 is torch's first step, which begins with the gradient.
+        names = ("exp_avg", "exp_avg_sq") if self.config.name == "adamw" else ("momentum_buffer",)
+        state = {name: torch.zeros_like(parameter) for name in names}
+        if self.config.name == "adamw":
+            state["step"] = torch.zeros((), device=device if self.cuda else None)
+        return state
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        moved = [(p, p.grad, self.state[i]) for i, p in enumerate(self.parameters) if p.grad is not None]
+        parameters: list[Tensor] = [parameter for parameter, _, _ in moved]
+        gradients = [gradient for _, gradient, _ in moved]
+        columns: dict[str, Any] = (
+            {name: [state[name] for _, _, state in moved] for name in self.state[0]} if self.state else {}
         )
-    return torch.optim.SGD(
-        parameters,
-        lr=lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-        fused=cuda or None,
-    )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(value)
+        config = self.config
+        common: dict[str, Any] = {"lr": self.lr, "weight_decay": config.weight_decay, "maximize": False}
+        common["fused"] = self.cuda or None
+        if config.name == "adamw":
+            adamw(
+                parameters,
+                gradients,
+                columns["exp_avg"],
+                columns["exp_avg_sq"],
+                [],
+                columns["step"],
+                capturable=self.cuda,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                eps=1e-8,
+                **common,
+            )
         else:
-            group["lr"] = value
+            momentum: dict[str, Any] = {"momentum": config.momentum, "nesterov": config.nesterov, "dampening": 0.0}
+            sgd(parameters, gradients, columns["momentum_buffer"], **momentum, **common)
+
+    def set_learning_rate(self, value: float) -> None:
+        if isinstance(self.lr, Tensor):
+            self.lr.fill_(value)
+        else:
+            self.lr = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.state}
+
+    def load_state_dict(self, content: Mapping[str, Any]) -> None:
+        """In place, so that a captured graph goes on with it."""
+        for number, state in content["state"].items():
+            for name, tensor in state.items():
+                self.state[number][name].copy_(tensor)
 
 
 class WeightAverage:

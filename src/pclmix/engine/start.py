@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
 from rich.console import Console
 
 from pclmix.config import Config, load_config, override_config
 from pclmix.data.dataset import Dataset
 from pclmix.data.hull import hull_shares
 from pclmix.device import device_kind
-from pclmix.distributed import LostProcessError, watch_processes
+from pclmix.distributed import LostProcessError, Process, watch_processes
 from pclmix.engine.checkpoint import LAST, load_newest
 from pclmix.engine.claim import claimed
 from pclmix.engine.loop import train
@@ -97,8 +95,8 @@ def run_training(
         again += ["--device", device] if device != "auto" else []
         again += ["--devices", str(devices)] if devices > 1 else []
         again += ["--nodes", str(nodes)] if nodes > 1 else []
-        fabric = launch(kind, devices, nodes)
-        return _train(data, prepared, out, config, content, fabric, console, shlex.join(again))
+        process = launch(kind, devices, nodes)
+        return _train(data, prepared, out, config, content, process, console, shlex.join(again))
 
 
 def _train(
@@ -107,16 +105,16 @@ def _train(
     out: Path,
     config: Config,
     content: dict[str, Any] | None,
-    fabric: Fabric,
+    process: Process,
     console: Console,
     again: str,
 ) -> bool:
     """The loop, and in words how it ended; `again` is the command that goes on."""
     try:
         with watch_processes():
-            finished = train(data, prepared, out, config, content, fabric, console)
+            finished = train(data, prepared, out, config, content, process, console)
     except DivergedError:
-        if fabric.is_global_zero:
+        if process.first:
             raise
         return True
     except LostProcessError as error:
@@ -129,12 +127,12 @@ def _train(
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
             raise
-        place = fabric.device.type
+        place = process.device.type
         raise PclmixError(
             f"out of memory on {place} with engine.batch={config.engine.batch} and data.size={list(config.data.size)}; "
             f"make one of them smaller, or choose a smaller net than {config.net}"
         ) from error
-    if not fabric.is_global_zero:
+    if not process.first:
         return True
     _say(console, f"finished: {out / LAST}" if finished else f"stopped and saved. Go on with: {again}")
     return finished
@@ -192,14 +190,19 @@ def choose_device(device: str, devices: int = 1, nodes: int = 1) -> str:
     return kind
 
 
-def launch(kind: str, devices: int = 1, nodes: int = 1) -> Fabric:
+def launch(kind: str, devices: int = 1, nodes: int = 1) -> Process:
     """One process for one device, else one a device: started here, by torchrun or by Slurm."""
-    if devices * nodes > 1 and threading.current_thread() is threading.main_thread():
+    if devices * nodes == 1:
+        return Process(torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind))
+    if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # one that waits for the others must end at once
-    strategy: Any = DDPStrategy() if devices * nodes > 1 else "auto"
-    fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy=strategy)
+    # Imported here: it imports torch's compiler, too, which takes longer than all else before the first step.
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
+
+    fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy=DDPStrategy())
     fabric.launch()
-    return fabric
+    return Process(fabric.device, fabric.global_rank, fabric.world_size)
 
 
 def _fold_of(out: Path, content: dict[str, Any] | None) -> int | None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from pclmix import __version__
 from pclmix.config import Config
 from pclmix.data.dataset import Dataset
 from pclmix.data.store import Store
-from pclmix.engine.optim import WeightAverage
+from pclmix.distributed import Process
+from pclmix.engine.optim import Optimizer, WeightAverage
 from pclmix.errors import PclmixError
 from pclmix.methods.base import Method, build_params, find_method
 
@@ -107,22 +107,22 @@ def random_state(generator: torch.Generator, device: torch.device) -> dict[str, 
 def restore(
     content: dict[str, Any],
     method: Method,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     average: WeightAverage | None,
     generator: torch.Generator,
-    fabric: Fabric,
+    process: Process,
 ) -> Position:
     """Put everything a checkpoint holds back where it was."""
-    if len(content["random"]) != fabric.world_size:
+    if len(content["random"]) != process.world:
         count = len(content["random"])
         raise PclmixError(f"this run was trained on {count} device(s); resume it with --devices {count}")
     method.load_state_dict(content["method"])
     optimizer.load_state_dict(content["optimizer"])
     if average is not None:
         average.load_state_dict(content["average"])
-    state = content["random"][fabric.global_rank]
+    state = content["random"][process.rank]
     generator.set_state(state["own"])
     torch.set_rng_state(state["torch"])
     if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], fabric.device)
+        torch.cuda.set_rng_state(state["cuda"], process.device)
     return Position(content["step"], content["seconds"])

@@ -15,7 +15,7 @@ from pclmix.data.hull import draw, mark
 from pclmix.distributed import average_gradients, gather_objects
 from pclmix.engine.cast import cast_weights
 from pclmix.engine.feed import Feed
-from pclmix.engine.optim import WeightAverage, learning_rate, set_learning_rate
+from pclmix.engine.optim import Optimizer, WeightAverage, learning_rate
 from pclmix.errors import PclmixError
 from pclmix.methods.base import Method, sum_terms
 
@@ -36,7 +36,7 @@ class TrainStep:
     def __init__(
         self,
         method: Method,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         average: WeightAverage | None,
         feed: Feed,
         maps: tuple[str, ...],
@@ -63,7 +63,7 @@ class TrainStep:
         self.feed.fill(step)
         self.progress.fill_(progress)
         self.number.fill_(step + 1)
-        set_learning_rate(self.optimizer, learning_rate(progress, self.config.optim))
+        self.optimizer.set_learning_rate(learning_rate(progress, self.config.optim))
         self._run()
         if self.average is not None:
             self.average.count()
