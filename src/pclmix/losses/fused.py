@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pclmix.losses.pixel_terms import PixelTerms
+from pclmix.rehearsal import launch
 
 PIXELS = 512
 _TINY = torch.finfo(torch.float32).eps ** 2  # as negative_cosine
@@ -135,7 +136,7 @@ class _PixelTerms(torch.autograd.Function):
         grid, sizes = _layout(c, t)
         labels, targets = labels.contiguous(), targets.contiguous()
         partial = torch.zeros(7, *grid, device=c.device)  # the first view has no target: the last three stay zero
-        _pixel_terms_sum[grid](c, t, labels, targets, partial, images // 3, lambda_t, height * width, *sizes)
+        launch(_pixel_terms_sum, grid)(c, t, labels, targets, partial, images // 3, lambda_t, height * width, *sizes)
         ce_c, ce_t, drawn, squares, dot, p2, q2 = partial.sum(2).view(7, 3, -1)
         count = drawn.sum(1).clamp(min=1)
         sup = (((1 - lambda_sup) * ce_c.sum(1) + lambda_sup * ce_t.sum(1)) / count).sum()
@@ -158,7 +159,7 @@ class _PixelTerms(torch.autograd.Function):
         factors = torch.stack([*shares, equal, -each * length, along])
         grid, sizes = _layout(c, t)
         dc, dt = torch.empty_like(c), torch.empty_like(t)
-        _pixel_terms_backward[grid](
+        launch(_pixel_terms_backward, grid)(
             c, t, labels, targets, factors, dc, dt, images // 3, ctx.lambda_t, height * width, *sizes
         )
         return dc, dt, None, None, None, None

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pclmix.rehearsal import launch
+
 PIXELS = 256
 
 
@@ -51,5 +53,5 @@ def filtered(p: Tensor, image: Tensor, sigma_xy: float, sigma_i: float, radius: 
     out = torch.empty_like(p)
     inverse = (0.5 / sigma_xy**2, 0.5 / sigma_i**2)
     grid, padded = (triton.cdiv(height * width, PIXELS), batch), triton.next_power_of_2(classes)
-    _filter[grid](p, image, out, height, width, *inverse, radius, image.shape[1], classes, padded, PIXELS)
+    launch(_filter, grid)(p, image, out, height, width, *inverse, radius, image.shape[1], classes, padded, PIXELS)
     return out

@@ -34,7 +34,7 @@ _switched_off: frozenset[str] = frozenset()
 
 def usable(operation: str, *maps: Tensor | None) -> bool:
     """Whether a kernel can take these maps: bf16, on the current CUDA device, with Triton installed."""
-    return operation not in _switched_off and all(_fits(x) for x in maps if x is not None) and _installed()
+    return operation not in _switched_off and all(_fits(x) for x in maps if x is not None) and installed()
 
 
 def _fits(x: Tensor) -> bool:
@@ -42,7 +42,8 @@ def _fits(x: Tensor) -> bool:
 
 
 @cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether there is Triton."""
     return find_spec("triton") is not None
 
 

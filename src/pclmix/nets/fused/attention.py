@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pclmix.rehearsal import launch
+
 WINDOW, WIDTH = 8, 32  # side of a window in pixels; channels of a head
 PROGRAMS = 528  # that share the windows in the backward pass, each adding up the bias's gradient of its own
 
@@ -106,7 +108,9 @@ class _WindowAttention(torch.autograd.Function):
         batch, height, width, channels = qkv.shape
         out = qkv.new_empty(batch, height, width, channels // 3)
         windows = batch * height * width // WINDOW**2
-        _attention_forward[(windows * heads,)](qkv, bias, out, height, width, heads, *shift, WIDTH**-0.5, WINDOW, WIDTH)
+        launch(_attention_forward, (windows * heads,))(
+            qkv, bias, out, height, width, heads, *shift, WIDTH**-0.5, WINDOW, WIDTH
+        )
         ctx.save_for_backward(qkv, bias)
         ctx.heads, ctx.shift = heads, shift
         return out
@@ -119,7 +123,7 @@ class _WindowAttention(torch.autograd.Function):
         windows = batch * height * width // WINDOW**2
         splits = min(windows, triton.cdiv(PROGRAMS, heads))
         partial = qkv.new_empty(splits, *bias.shape, dtype=torch.float32)
-        _attention_backward[(splits * heads,)](
+        launch(_attention_backward, (splits * heads,))(
             qkv, bias, dout, dqkv, partial, height, width, heads, windows, splits, *ctx.shift, WIDTH**-0.5,
             WINDOW, WIDTH,
         )  # fmt: skip

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pclmix.rehearsal import launch
+
 ROWS, COLUMNS = 64, 64  # of a block
 SUMMED_ROWS, SUMMED_GRADIENTS = 128, 64  # of a block of a sum, and of one that reads up to five maps
 READERS = 3
@@ -224,14 +226,14 @@ class _BatchNormAct(torch.autograd.Function):
         blocks = columns // COLUMNS
         partial = x.new_empty(2, splits, columns, dtype=torch.float32)
         stats = x.new_empty(4, channels, dtype=torch.float32)
-        _batch_norm_moments[(blocks, splits)](
+        launch(_batch_norm_moments, (blocks, splits))(
             x, partial, _counters(x.device), weight, bias, *buffers, stats,
             rows, columns, channels, splits, x.numel() // channels, eps, momentum,
             SUMMED_ROWS, COLUMNS, TERMS, min(channels, COLUMNS), **SUM,
         )  # fmt: skip
         y, add = torch.empty_like(x), residual is not None
         grid = (blocks * triton.cdiv(rows, ROWS),)
-        _batch_norm_forward[grid](
+        launch(_batch_norm_forward, grid)(
             x, residual if add else x, y, stats, rows, columns, channels, add, relu, ROWS, COLUMNS
         )  # fmt: skip
         ctx.save_for_backward(x, y if add and relu else x, stats)  # elsewhere y is not read
@@ -252,14 +254,14 @@ class _BatchNormAct(torch.autograd.Function):
         partial = x.new_empty(2, splits, columns, dtype=torch.float32)
         dweight, dbias, line = (x.new_empty(n, channels, dtype=torch.float32) for n in (1, 1, 2))
         g = torch.empty_like(x) if keep else given[0]
-        _batch_norm_sum_gradient[(blocks, splits)](
+        launch(_batch_norm_sum_gradient, (blocks, splits))(
             *given, *[x] * (READERS - len(given)), x, y, g, stats, partial, _counters(x.device), dweight, dbias, line,
             rows, columns, channels, splits, x.numel() // channels,
             len(given), ctx.add, ctx.relu, keep, block, COLUMNS, TERMS, min(channels, COLUMNS), **SUM,
         )  # fmt: skip
         dx = torch.empty_like(x)
         grid = (blocks * triton.cdiv(rows, ROWS),)
-        _batch_norm_backward[grid](
+        launch(_batch_norm_backward, grid)(
             g, x, stats, line, dx, rows, columns, channels, ctx.relu and not keep, ROWS, COLUMNS
         )  # fmt: skip
         return dx, g if ctx.add else None, dweight[0], dbias[0], None, None, None, None, None

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pclmix.nets.fused.linear import add_partial
+from pclmix.rehearsal import launch
 
 BLOCK = 2048  # values of a block: rows of it times the width, padded to a power of two
 PROGRAMS = 528  # that share the rows in the backward pass, each adding up the parameters' gradients of its own
@@ -104,7 +105,7 @@ class _ResidualNorm(torch.autograd.Function):
         rows, size = _layout(x)
         y, total = torch.empty_like(x), torch.empty_like(x) if add else x
         grid = (triton.cdiv(rows, size[2]),)
-        _layer_norm_forward[grid](
+        launch(_layer_norm_forward, grid)(
             x, x if branch is None else branch.contiguous(), weight, bias, total, y, rows, eps, add, *size
         )  # fmt: skip
         ctx.save_for_backward(total, weight)
@@ -121,7 +122,7 @@ class _ResidualNorm(torch.autograd.Function):
         rows, size = _layout(x)
         programs = min(PROGRAMS, triton.cdiv(rows, size[2]))
         partial = x.new_empty(programs, 2 * x.shape[-1], dtype=torch.float32)
-        _layer_norm_backward[(programs,)](
+        launch(_layer_norm_backward, (programs,))(
             dy, dy if dtotal is None else dtotal.contiguous(), x, weight, dx, partial, rows, ctx.eps, handed, *size
         )  # fmt: skip
         dweight, dbias = add_partial(partial, torch.float32).chunk(2)

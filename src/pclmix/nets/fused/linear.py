@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pclmix.rehearsal import launch
+
 ROWS, COLUMNS = 128, 32  # of a block
 PROGRAMS = 1024  # that share the rows of a sum
 TERMS = 256  # of a block of the second stage
@@ -44,7 +46,7 @@ def sum_rows(x: Tensor) -> Tensor:
     blocks = columns // COLUMNS
     splits = min(triton.cdiv(rows, ROWS), max(1, PROGRAMS // blocks))
     partial = x.new_empty(splits, columns, dtype=torch.float32)
-    _bias_gradient_partial[(blocks * splits,)](x, partial, rows, columns, splits, ROWS, COLUMNS)
+    launch(_bias_gradient_partial, (blocks * splits,))(x, partial, rows, columns, splits, ROWS, COLUMNS)
     return add_partial(partial, x.dtype)
 
 
@@ -52,7 +54,7 @@ def add_partial(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """The second stage of a sum: partial (M, N) in float32 to (N), for an M of hundreds; N is a multiple of 32."""
     terms, columns = partial.shape
     out = partial.new_empty(columns, dtype=dtype)
-    _bias_gradient_finish[(columns // COLUMNS,)](partial, out, terms, columns, TERMS, COLUMNS)
+    launch(_bias_gradient_finish, (columns // COLUMNS,))(partial, out, terms, columns, TERMS, COLUMNS)
     return out
 
 

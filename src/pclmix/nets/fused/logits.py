@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pclmix.rehearsal import launch
+
 PIXELS = 64  # of the coarse map, of one program
 
 
@@ -93,7 +95,7 @@ class _PlaceLogits(torch.autograd.Function):
         ctx.channels, ctx.eps = channels, eps
         pixels = norms.shape[1]
         grid = (triton.cdiv(pixels, PIXELS),)
-        _logits_forward[grid](scores, norms, bias, out, pixels, width, channels, eps, *ctx.size)
+        launch(_logits_forward, grid)(scores, norms, bias, out, pixels, width, channels, eps, *ctx.size)
         return out
 
     @staticmethod
@@ -104,7 +106,7 @@ class _PlaceLogits(torch.autograd.Function):
         pixels, width = norms.shape[1], scores.shape[2]
         programs = triton.cdiv(pixels, PIXELS)
         partial = norms.new_empty(programs, ctx.size[0])
-        _logits_backward[(programs,)](
+        launch(_logits_backward, (programs,))(
             dout, scores, norms, dscores, dnorms, partial, pixels, width, ctx.channels, ctx.eps, *ctx.size
         )
         return dscores, dnorms, partial.sum(0), None, None

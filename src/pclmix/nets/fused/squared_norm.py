@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pclmix.rehearsal import launch
+
 ROWS = 128  # of a block
 SPLITS = 32  # programs that share the rows of a sum over all of them
 LAUNCH = {"num_warps": 8, "num_stages": 2}  # so that two programs fit a multiprocessor
@@ -89,7 +91,7 @@ class _SquaredNorms(torch.autograd.Function):
         x = x.contiguous()
         out = x.new_empty(count, len(x), dtype=torch.float32)
         grid, size = (triton.cdiv(len(x), ROWS),), (channels, triton.next_power_of_2(channels), ROWS)
-        _squared_norm_forward[grid](x, matrices.to(x.dtype).contiguous(), out, len(x), count, *size, **LAUNCH)
+        launch(_squared_norm_forward, grid)(x, matrices.to(x.dtype).contiguous(), out, len(x), count, *size, **LAUNCH)
         ctx.save_for_backward(x, matrices)
         return out
 
@@ -102,7 +104,7 @@ class _SquaredNorms(torch.autograd.Function):
         grams = torch.bmm(matrices.transpose(1, 2), matrices).to(x.dtype)
         dx = torch.empty_like(x)
         grid = (triton.cdiv(len(x), ROWS),)
-        _squared_norm_backward[grid](x, grams, gradient, dx, len(x), count, *size, **LAUNCH)
+        launch(_squared_norm_backward, grid)(x, grams, gradient, dx, len(x), count, *size, **LAUNCH)
         partial = x.new_empty(SPLITS, count, channels, channels, dtype=torch.float32)
-        _squared_norm_gram[(SPLITS * count,)](x, gradient, partial, len(x), count, SPLITS, *size, **LAUNCH)
+        launch(_squared_norm_gram, (SPLITS * count,))(x, gradient, partial, len(x), count, SPLITS, *size, **LAUNCH)
         return dx, 2 * torch.bmm(matrices, partial.sum(0))

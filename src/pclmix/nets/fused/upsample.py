@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pclmix.rehearsal import launch
+
 PIXELS, CHANNELS = 64, 32  # of one program
 
 
@@ -104,4 +106,4 @@ def _launch(kernel: Any, a: Tensor, b: Tensor, c: Tensor, shape: torch.Size, ski
     batch, x_channels, height, width = shape
     pixels = batch * height * width
     grid = (triton.cdiv(pixels, PIXELS) * ((x_channels + skip_channels) // CHANNELS),)
-    kernel[grid](a, b, c, pixels, width, x_channels, skip_channels, PIXELS, CHANNELS)
+    launch(kernel, grid)(a, b, c, pixels, width, x_channels, skip_channels, PIXELS, CHANNELS)
