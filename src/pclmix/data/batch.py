@@ -17,7 +17,3 @@ class Batch:
     index: Tensor  #: (B,) position of each slice in the training store
     maps: Mapping[str, Tensor] = field(default_factory=dict)  #: the method's own label maps, each (B, H, W)
     theta: Tensor | None = None  #: (B, 2, 3) the affine map of each image's augmentation, output to input; None: none
-    strokes: Tensor | None = None  #: (B, H, W) what is drawn in the slices, before augmentation; None: `label`
-    hull: Tensor | None = (
-        None  #: (B, H, W) what hulls of strokes say: 0 outside all of them (see hull.py); None: unknown
-    )

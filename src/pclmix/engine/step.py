@@ -88,11 +88,10 @@ class TrainStep:
         if config.engine.channels_last:
             image = image.contiguous(memory_format=torch.channels_last)
         maps = {name: labels[:, 1 + m] for m, name in enumerate(self.maps)}
-        label, hull = labels[:, 0], None
+        label = labels[:, 0]
         if self.shares:
-            hull = labels[:, -1]
-            label = draw(label, hull, self.shares, self.generator)
-        batch = Batch(image, label, self.feed.index, maps, theta, self.feed.label[:, 0], hull)
+            label = draw(label, labels[:, -1], self.shares, self.generator)
+        batch = Batch(image, label, self.feed.index, maps, theta)
         for parameter in self.parameters:
             parameter.grad = None
         bf16 = config.engine.precision == "bf16"

@@ -10,13 +10,11 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section, Share
 from pclmix.data.batch import Batch
-from pclmix.data.hull import outside_hull
 from pclmix.losses.contrast import at_stride, info_nce, prototypes, sample_anchors
 from pclmix.losses.pixel_terms import PixelTerms, pixel_terms
 from pclmix.losses.precision import classes_outermost
 from pclmix.losses.queue import PrototypeQueue
 from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
-from pclmix.losses.whole_slice import Known, log_density, only_present, present_classes
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 from pclmix.mixing import make_mixer
 from pclmix.nets import fused
@@ -32,14 +30,6 @@ class PCLMixParams(Section):
     lambda_mix: NonNegative = Field(1.0, description="weight of mix in equation 13")
     supervise_t: bool = Field(True, description="equation 3 on the transformer decoder too, for the ablation")
     ramp: Share = Field(0.0, description="share of training over which contrast and consistency rise from 0")
-    absent: NonNegative = Field(
-        0.0,
-        description="weight of the absence of classes from slices that have strokes, but none of theirs; only where "
-        "every structure of a slice was drawn",
-    )
-    density: NonNegative = Field(
-        0.0, description="how far equation 3 allows for classes being drawn more densely than others; 1 in full"
-    )
     mixer: str = Field("cutmix", description="cutmix, mixup, cutout or saliency")
     mixer_params: dict[str, Any] = Field(default_factory=dict, description="the mixer's own parameters")
     mix_axis: Literal["image", "pixel"] = Field("image", description="what one cosine of equation 12 runs over")
@@ -83,27 +73,13 @@ class PCLMix(Method):
         logits_c, logits_t, embedding = self._forward(views)
         # What is predicted for the unmixed images teaches the mixed ones and chooses anchors; no gradient passes.
         p_c, p_t = (classes_outermost(logits.detach()[: len(x)]).softmax(1) for logits in (logits_c, logits_t))
-        rise = (progress / params.ramp).clamp(max=1.0) if params.ramp > 0 else torch.ones_like(progress)
-        present, density = self._whole_slice(batch, p_c, p_t, rise)
-        if present is not None:
-            p_c, p_t = only_present(p_c, present), only_present(p_t, present)
         # Each view's target comes from the other kind of decoder: order 1 from Fc, order 2 from Ft.
         p1, p2 = p_c[order1], p_t[order2]
         targets = mix.predictions(p1, p2), mix.predictions(p2, p1)
-
-        def in_views(table: Tensor | None) -> list[Tensor | None]:
-            """A table (B, K) of the slices as maps (B, K, H, W) of the three views."""
-            if table is None:
-                return [None] * 3
-            maps = table[..., None, None].expand_as(p_c)
-            return [maps, *(mix.predictions(maps[a], maps[b]) for a, b in ((order1, order2), (order2, order1)))]
-
-        known = [Known(*one) for one in zip(in_views(present), in_views(density), strict=True)]
-        pixels = self._pixel_terms(logits_c, logits_t, labels, targets, known)
+        pixels = self._pixel_terms(logits_c, logits_t, labels, targets)
 
         terms = {"sup": Term(pixels.sup)}
-        if pixels.absent is not None:
-            terms["absent"] = Term(pixels.absent, params.absent)
+        rise = (progress / params.ramp).clamp(max=1.0) if params.ramp > 0 else torch.ones_like(progress)
         if params.lambda_ctr > 0:
             value = self._contrast(embedding, p_c, p_t, y, progress, generator)
             terms["ctr"] = Term(value, params.lambda_ctr * rise)
@@ -122,39 +98,19 @@ class PCLMix(Method):
         logits_c, logits_t = (one[0] if len(one) == 1 else torch.cat(one) for one in logits)
         return logits_c, logits_t, outs[0].embeddings
 
-    def _whole_slice(self, batch: Batch, p_c: Tensor, p_t: Tensor, rise: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Of each slice: the classes it has and the log of how densely they are drawn, (B, K), where asked for."""
-        params: PCLMixParams = self.params
-        present = density = None
-        if params.absent > 0:
-            strokes = batch.label if batch.strokes is None else batch.strokes
-            present = present_classes(strokes, self.task.classes)
-        if params.density > 0:
-            # Background far away has nothing to do with the borders that densities move.
-            near = ~outside_hull(batch.label) if batch.hull is None else batch.hull != 0
-            q = mean_prediction(p_c, p_t, params.lambda_t)
-            density = log_density(batch.label, q, near) * (params.density * rise)
-        return present, density
-
     def _pixel_terms(
-        self,
-        logits_c: Tensor,
-        logits_t: Tensor,
-        labels: list[Tensor | SoftLabel],
-        targets: tuple[Tensor, Tensor],
-        known: list[Known],
+        self, logits_c: Tensor, logits_t: Tensor, labels: list[Tensor | SoftLabel], targets: tuple[Tensor, Tensor]
     ) -> PixelTerms:
         """Equations 4, 9 and 12: on a GPU in bf16 in two passes over the logits, where labels are not blended."""
         params: PCLMixParams = self.params
         lambda_sup = params.lambda_t if params.supervise_t else 0.0
         hard = [label for label in labels if isinstance(label, Tensor)]
-        more = params.absent > 0 or params.density > 0
-        if not more and len(hard) == len(labels) and params.mix_axis == "image" and fused.usable("losses", logits_c):
+        if len(hard) == len(labels) and params.mix_axis == "image" and fused.usable("losses", logits_c):
             from pclmix.losses import fused as fused_losses
 
             if fused_losses.fits(logits_c, logits_t):
                 return fused_losses.pixel_terms(logits_c, logits_t, hard, targets, lambda_sup, params.lambda_t)
-        return pixel_terms(logits_c, logits_t, labels, targets, lambda_sup, params.lambda_t, params.mix_axis, known)
+        return pixel_terms(logits_c, logits_t, labels, targets, lambda_sup, params.lambda_t, params.mix_axis)
 
     def _contrast(
         self, embedding: Tensor, p_c: Tensor, p_t: Tensor, y: Tensor, progress: Tensor, generator: Generator
