@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,13 +21,14 @@ from pclmix.config import Config
 from pclmix.data.components import largest_component
 from pclmix.data.store import Settings, intensity_range, prepare_image
 from pclmix.data.volume import read_image
-from pclmix.engine.checkpoint import LAST, PREVIOUS, load_checkpoint, trained_state
+from pclmix.engine.checkpoint import LAST, PREVIOUS, build_net, load_checkpoint, trained_state
 from pclmix.errors import PclmixError
 from pclmix.labels import Labels
 from pclmix.methods.base import build_method
 from pclmix.nets.dual import forward_dual
 from pclmix.predict import About, load
-from pclmix.predict.model import TorchPredictor
+from pclmix.predict.model import TorchPredictor, about_model
+from pclmix.predict.onnx import describe
 from pclmix.resize import resize_linear
 
 
@@ -68,6 +71,24 @@ def test_same_logits_as_the_cnn_branch_of_the_whole_method(
     expected = resize_linear(full, (70, 50))
     np.testing.assert_allclose(predictor.logits(volume), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
     assert (predictor.predict(volume) == expected.argmax(1)).mean() > 0.999
+
+
+def test_flips_that_training_never_showed_are_warned_of_once(
+    lively_model: Path, caplog: pytest.LogCaptureFixture, volume: np.ndarray
+) -> None:
+    content = load_checkpoint(lively_model)
+    assert about_model(lively_model, content).turned
+    content["config"]["augment"]["quarter_turns"] = 0.0
+    about = about_model(lively_model, content)
+    assert not about.turned
+    assert json.loads(describe(about, "1", "fp32")["pclmix.turned"]) is False
+    predictor = TorchPredictor(about, build_net(content), torch.device("cpu"), batch=2)
+    with caplog.at_level(logging.WARNING):
+        predictor.predict(volume)
+        assert not caplog.text
+        predictor.predict(volume, tta="flip")
+        predictor.probabilities(volume, tta="flip")
+    assert caplog.text.count("augment.quarter_turns=0") == 1
 
 
 def test_no_transformer_is_imported_or_built(tiny_run: Path) -> None:

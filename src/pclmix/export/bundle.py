@@ -112,6 +112,7 @@ def describe(about: About) -> dict[str, Any]:
             "temperature": about.temperature,
             "dataset": about.dataset,
             "trained_on": list(about.trained_on),
+            "turned": about.turned,
         },
     }
 
@@ -158,6 +159,7 @@ def bundle_predictor(network: nn.Module, bundle_root: str, device: torch.device 
         said["dataset"],
         tuple(said["trained_on"]),
         float(said["temperature"]),
+        turned=bool(said.get("turned", True)),
     )
     return TorchPredictor(about, network, place, bf16=False, batch=BATCH[place.type])
 

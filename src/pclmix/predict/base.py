@@ -5,6 +5,7 @@ Nothing here needs torch: a network that runs elsewhere fills in `_run` and is a
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pclmix.labels import Labels
 from pclmix.predict.inputs import channel_files, read_images
 from pclmix.predict.uncertainty import Examined, examine
 
+log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 TTA = Literal["none", "flip"]
 Precision = Literal["auto", "32", "bf16"]
@@ -45,6 +47,7 @@ class About:
     trained_on: tuple[str, ...] = ()  #: the cases of it that training saw
     temperature: float = 1.0  #: logits are divided by it before the softmax; `pclmix calibrate` finds it
     offset: dict[str, float] = field(default_factory=dict)  #: class: what its score has been given
+    turned: bool = True  #: training saw images turned and flipped, so that flips show nothing new
 
     @property
     def settings(self) -> Settings:
@@ -59,6 +62,7 @@ class Predictor(ABC):
             raise PclmixError(f"--batch {batch}: at least one slice must go through the network at once")
         self.about = about
         self.batch = batch
+        self._warned = False
 
     @abstractmethod
     def _run(self, batches: Iterable[Array], size: tuple[int, int], tta: TTA, wanted: Wanted) -> Iterator[Array]:
@@ -67,6 +71,17 @@ class Predictor(ABC):
         Scores are resized to `size`, then the largest is the label. `flip` averages the softmax over FLIPS. A softmax
         is that of logits / temperature.
         """
+
+    def check_tta(self, tta: TTA) -> None:
+        """Refuse an unknown way, and warn once of flips that the network has never seen: they can cost much."""
+        require_one_of("tta", tta, get_args(TTA))
+        if tta == "flip" and not self.about.turned and not self._warned:
+            self._warned = True
+            log.warning(
+                "%s was trained without turns and flips (augment.quarter_turns=0): flips show it images such as it "
+                "has never seen, and its predictions may be much worse; leave --tta flip out",
+                self.about.source,
+            )
 
     def predict(
         self,
@@ -81,7 +96,7 @@ class Predictor(ABC):
         Intensities may be in any unit. `spacing`, (z, y, x) in mm, describes the array; slices are predicted pixel by
         pixel and do not depend on it. Memory beyond image and result is that of a few batches of slices.
         """
-        require_one_of("tta", tta, get_args(TTA))
+        self.check_tta(tta)
         image = self.as_image(array, spacing)
         labels = self.label(self.batches(image), (image.shape[2], image.shape[3]), tta)
         return self.largest(labels) if largest_component else labels
@@ -92,7 +107,7 @@ class Predictor(ABC):
 
     def probability_batches(self, array: Array, *, tta: TTA = "none") -> Iterator[Array]:
         """As `probabilities`, a batch of slices (B, K, H, W) at a time: memory stays small whatever the volume."""
-        require_one_of("tta", tta, get_args(TTA))
+        self.check_tta(tta)
         image = self.as_image(array)
         return self._run(self.batches(image), (image.shape[2], image.shape[3]), tta, "probabilities")
 
@@ -171,7 +186,7 @@ class Predictor(ABC):
 
     def examine(self, array: Array, *, tta: TTA = "none") -> Examined:
         """Labels, entropy (equation 5) and a quality estimate of an image; no reference is needed."""
-        require_one_of("tta", tta, get_args(TTA))
+        self.check_tta(tta)
         image = self.as_image(array)
         return examine(self.uncertain_batches(self.batches(image), (image.shape[2], image.shape[3]), tta))
 
@@ -185,6 +200,6 @@ class Predictor(ABC):
         return keep_largest(labels, range(1, self.about.labels.count))
 
     def _scores(self, array: Array, spacing: Sequence[float] | None, tta: TTA, wanted: Wanted) -> Array:
-        require_one_of("tta", tta, get_args(TTA))
+        self.check_tta(tta)
         image = self.as_image(array, spacing)
         return np.concatenate(list(self._run(self.batches(image), (image.shape[2], image.shape[3]), tta, wanted)))

@@ -81,6 +81,7 @@ def predict_files(
         raise PclmixError(f"--uncertainty writes maps and tables beside the labels: OUT must be a folder, not {out}")
     if "dicom" in also and not source.is_dir():
         raise PclmixError(f"--dicom-seg refers to the slices of a DICOM series; {source} is not one")
+    predictor.check_tta(tta)
     record = _record(predictor, tta, largest_component)
     if out == folder:
         _require_same_model(folder, record)

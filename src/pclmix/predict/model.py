@@ -114,6 +114,7 @@ def about_model(path: Path, content: dict[str, Any], nets: Sequence[str] = ("net
         tuple(run.get("cases", ())),
         float(read_calibration(path, digest.hexdigest()).get("temperature", 1.0)),
         dict(content["config"].get("offset") or {}),
+        bool(content["config"].get("augment", {}).get("quarter_turns", 1)),
     )
 
 

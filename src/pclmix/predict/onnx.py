@@ -71,6 +71,7 @@ def describe(about: About, version: str, precision: str) -> dict[str, str]:
         "model": about.identity,
         "dataset": about.dataset,
         "trained_on": list(about.trained_on),
+        "turned": about.turned,
     }
     return {PREFIX + key: json.dumps(value) for key, value in content.items()}
 
@@ -92,6 +93,7 @@ def _about(path: Path, session: Any) -> About:
             content["dataset"],
             tuple(content["trained_on"]),
             float(content["temperature"]),
+            turned=bool(content.get("turned", True)),
         )
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         version = said.get(f"{PREFIX}version", "another version")
