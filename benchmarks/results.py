@@ -46,7 +46,12 @@ def page(root: Path) -> str:
             ]
         lines += ["### Published figures", "", *tables.published_tables(published)]
     lines += phantom.rows_lines(root)
-    lines += [*speed.step_lines(root), *speed.methods_lines(root), *speed.prediction_lines(root)]
+    lines += [
+        *speed.start_lines(root),
+        *speed.step_lines(root),
+        *speed.methods_lines(root),
+        *speed.prediction_lines(root),
+    ]
     lines += [*after.folder_lines(root), *after.uncertainty_lines(root), *after.export_lines(root)]
     return "\n".join(lines).rstrip() + "\n"
 

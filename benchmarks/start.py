@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from pclmix.device import device_kind
 from pclmix.engine.runlog import METRICS, environment
 
 
@@ -62,7 +63,7 @@ def main() -> None:
             print(name, result[f"{name}_s"], "s", flush=True)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        content = {**result, "environment": environment(args.device)}
+        content = {**result, "environment": environment(device_kind(args.device))}
         args.out.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Sections about speed: the training step, the methods' steps, prediction."""
+"""Sections about speed: the start, the training step, the methods' steps, prediction."""
 
 from __future__ import annotations
 
@@ -38,6 +38,28 @@ def setting(record: dict[str, Any]) -> str:
     s = record["settings"]
     size, precision = s["size"], PRECISION.get(s["precision"], s["precision"])
     return f"{record['environment']['device']}, {s['net']}, batch {s['batch']}, {size} x {size}, {precision}"
+
+
+def start_lines(root: Path) -> list[str]:
+    """Each pair of files of results/start is a state of the code, in the order of its number."""
+    records = read(root / "results" / "start", "*.json")
+    if not records:
+        return []
+    more = "-libraries-read"
+    rows = []
+    for stem, record in records.items():
+        if not stem.endswith(more):
+            warm = records.get(stem + more, {})
+            seconds = [record["first_s"], warm.get("first_s"), record["again_s"], warm.get("again_s")]
+            rows.append([stem[2:].replace("-", " "), *(shown(value, 1) for value in seconds)])
+    *_, last = records.values()
+    text = (
+        f"{last['environment']['device']}, `pclmix train` with recipe `{last['recipe']}` on ACDC, seconds from the "
+        "command to the end of the first step. The first command has nothing prepared: it checks and prepares every "
+        "slice and compiles every kernel, and Python's libraries come from a cold disk unless they were read before."
+    )
+    heads = ["", "first, cold disk", "first, libraries read", "again", "again, another time"]
+    return ["## From the command to the first step", "", text, "", *markdown(heads, rows), ""]
 
 
 def step_lines(root: Path) -> list[str]:
