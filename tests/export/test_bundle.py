@@ -52,6 +52,18 @@ def test_monai_runs_it(
     np.testing.assert_array_equal(read_labels(tmp_path / "out" / "phantom001_frame01.nii.gz")[0], expected)
 
 
+@pytest.mark.parametrize(("format", "library"), [("bundle", "monai"), ("onnx", "onnxscript")])
+def test_a_library_that_is_not_there_is_named_before_the_work(
+    lively_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    out = tmp_path / ("heart" if format == "bundle" else "heart.onnx")
+    done = CliRunner().invoke(app, ["export", str(lively_model), str(out), "--format", format])
+    assert isinstance(done.exception, PclmixError)
+    assert str(done.exception) == f"export needs {library}: pip install 'pclmix[export]'"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_it_says_of_itself(bundle: Path) -> None:
     metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
     for key in ("version", "monai_version", "pytorch_version", "numpy_version", "task", "network_data_format"):

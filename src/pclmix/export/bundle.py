@@ -13,6 +13,7 @@ from pclmix import __version__
 from pclmix.engine.checkpoint import inference_state, open_model
 from pclmix.errors import PclmixError
 from pclmix.export.compare import compare
+from pclmix.export.needed import require_libraries
 from pclmix.export.samples import find_samples
 from pclmix.files import atomic_folder, read_json, refuse_existing, require_writable, write_json
 from pclmix.labels import Labels
@@ -42,6 +43,7 @@ def export_bundle(model: Path | str, out: Path | str, *, images: Path | str | No
         raise PclmixError(f"{out}: a bundle is a folder; give a name without an ending")
     refuse_existing(out)
     require_writable(out)
+    require_libraries("monai")
     content = open_model(Path(model))
     original = load(model, device="cpu")
     with atomic_folder(out) as folder:

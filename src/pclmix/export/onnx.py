@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pclmix import __version__
 from pclmix.engine.checkpoint import build_net, open_model
 from pclmix.errors import PclmixError
 from pclmix.export.compare import Difference, compare
+from pclmix.export.needed import require_libraries
 from pclmix.export.quantise import SCHEMES, quantise, quiet
 from pclmix.export.samples import Sample, find_samples
 from pclmix.files import atomic_path, require_new_file, write_json
@@ -47,7 +47,7 @@ def export_onnx(
     require_new_file(figures)
     if precision == "int8" and images is None:
         raise PclmixError("--precision int8 needs --calibration IMAGES: a few images like those it will be used on")
-    _require_onnx()
+    require_libraries("onnx", "onnxruntime", "onnxscript")
     original = load(model, device="cpu")
     samples = find_samples(original.about, Path(images) if images is not None else None)
     with tempfile.TemporaryDirectory() as folder:
@@ -153,11 +153,3 @@ def _shown(difference: Difference) -> str:
         f"{100 * difference.argmax_agreement:.3f} % of labels alike, {dice}; "
         "give more images like those it will be used on, or choose a higher precision"
     )
-
-
-def _require_onnx() -> None:
-    try:
-        for name in ("onnx", "onnxruntime", "onnxscript"):
-            importlib.import_module(name)
-    except ImportError as error:
-        raise PclmixError(f"export needs {error.name}: pip install 'pclmix[export]'") from error
