@@ -26,7 +26,7 @@ from pclmix.config import Config, build
 from pclmix.data.store import Store
 from pclmix.engine.cast import cast_weights
 from pclmix.engine.feed import Feed
-from pclmix.engine.optim import build_optimizer
+from pclmix.engine.optim import Optimizer
 from pclmix.engine.runlog import environment
 from pclmix.engine.step import TrainStep
 from pclmix.errors import PclmixError
@@ -124,7 +124,7 @@ def time_passes(method: Method, config: Config, device: torch.device, repeats: i
 
 def time_step(method: Method, store: Store, config: Config, device: torch.device, repeats: int) -> float:
     """The whole step as the engine runs it."""
-    optimizer = build_optimizer(method.parameters(), config.optim, device)
+    optimizer = Optimizer(method.parameters(), config.optim, device)
     generator = torch.Generator(device).manual_seed(0)
     feed = Feed(store, config.engine.batch, 0, device)
     step = TrainStep(method, optimizer, None, feed, store.maps, config, generator, graph=device.type == "cuda")

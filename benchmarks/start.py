@@ -21,6 +21,9 @@ from pathlib import Path
 from pclmix.device import device_kind
 from pclmix.engine.runlog import METRICS, environment
 
+#: Triton is imported where its first kernel is launched.
+_LIBRARIES = "import pclmix.engine.start, importlib.util as u; u.find_spec('triton') and __import__('triton')"
+
 
 def seconds_to_first_step(command: list[str], run: Path, cache: Path) -> float:
     """Until the first line of metrics is there; the training is then stopped."""
@@ -48,11 +51,17 @@ def main() -> None:
     parser.add_argument("--method", default="pclmix")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--import-first", action="store_true", help="read the libraries once before the clock starts")
+    parser.add_argument("--code", default="", help="what is special about this state of the code, for the table")
     parser.add_argument("--out", type=Path)
     args = parser.parse_intermixed_args()
     if args.import_first:
-        subprocess.run([sys.executable, "-c", "import pclmix.engine.start"], check=True)
-    result: dict[str, object] = {"recipe": args.recipe, "fold": args.fold, "import_first": args.import_first}
+        subprocess.run([sys.executable, "-c", _LIBRARIES], check=True)
+    result: dict[str, object] = {
+        "code": args.code,
+        "recipe": args.recipe,
+        "fold": args.fold,
+        "import_first": args.import_first,
+    }
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "again"):
             run = Path(folder) / name

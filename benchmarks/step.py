@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pclmix.config import Config, build
 from pclmix.data.store import Store
 from pclmix.engine.feed import Feed
-from pclmix.engine.optim import WeightAverage, build_optimizer
+from pclmix.engine.optim import Optimizer, WeightAverage
 from pclmix.engine.runlog import environment
 from pclmix.engine.step import TrainStep
 from pclmix.labels import IGNORE
@@ -65,7 +65,7 @@ def fake_store(size: int, slices: int, classes: int = 4) -> Store:
 def make_step(config: Config, store: Store, device: torch.device, graph: bool) -> TrainStep:
     torch.manual_seed(0)
     method = build_method(config, 1, 4, len(store)).to(device, memory_format=torch.channels_last).train()
-    optimizer = build_optimizer(method.parameters(), config.optim, device)
+    optimizer = Optimizer(method.parameters(), config.optim, device)
     average = WeightAverage(method, config.engine.ema)
     generator = torch.Generator(device).manual_seed(0)
     feed = Feed(store, config.engine.batch, 0, device)

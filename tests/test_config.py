@@ -35,6 +35,11 @@ def test_the_recipes_there_are() -> None:
     assert load_config("fast").encoder.weights == "imagenet"
 
 
+def test_nesterov_without_momentum_is_refused() -> None:
+    with pytest.raises(PclmixError, match=r"optim\.nesterov=True.*no momentum; set optim\.momentum"):
+        load_config("tiny", None, ["optim.nesterov=true", "optim.momentum=0"])
+
+
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_every_recipe_suits_every_method(recipe: str) -> None:
     from pclmix.methods.base import METHODS, build_params, load_all

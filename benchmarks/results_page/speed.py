@@ -41,24 +41,22 @@ def setting(record: dict[str, Any]) -> str:
 
 
 def start_lines(root: Path) -> list[str]:
-    """Each pair of files of results/start is a state of the code, in the order of its number."""
-    records = read(root / "results" / "start", "*.json")
+    """Each file of results/start is a state of the code, in the order of their names."""
+    records = list(read(root / "results" / "start", "*.json").values())
     if not records:
         return []
-    more = "-libraries-read"
-    rows = []
-    for stem, record in records.items():
-        if not stem.endswith(more):
-            warm = records.get(stem + more, {})
-            seconds = [record["first_s"], warm.get("first_s"), record["again_s"], warm.get("again_s")]
-            rows.append([stem[2:].replace("-", " "), *(shown(value, 1) for value in seconds)])
-    *_, last = records.values()
+    rows = [
+        [r["code"], "yes" if r["import_first"] else "no", shown(r["first_s"], 1), shown(r["again_s"], 1)]
+        for r in records
+    ]
+    last = records[-1]
     text = (
         f"{last['environment']['device']}, `pclmix train` with recipe `{last['recipe']}` on ACDC, seconds from the "
-        "command to the end of the first step. The first command has nothing prepared: it checks and prepares every "
-        "slice and compiles every kernel, and Python's libraries come from a cold disk unless they were read before."
+        "command to the end of the first step. The first command finds nothing prepared: it reads, checks and prepares "
+        "every slice and compiles every kernel. Before it the disk's cache was emptied; in half of the rows Python's "
+        "libraries, Triton not among them, were then read once."
     )
-    heads = ["", "first, cold disk", "first, libraries read", "again", "again, another time"]
+    heads = ["code", "libraries read before", "first command", "again"]
     return ["## From the command to the first step", "", text, "", *markdown(heads, rows), ""]
 
 

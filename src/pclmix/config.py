@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, ValidationInfo, field_validator
 
 from pclmix.errors import PclmixError, nearest
 
@@ -69,9 +69,16 @@ class Optim(Section):
     power: NonNegative = Field(0.9, description="lr = lr_end + (lr - lr_end) (1 - t/T)^power")
     warmup: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of training with a linear rise")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of SGD")
-    nesterov: bool = Field(False, description="Nesterov momentum")
+    nesterov: bool = Field(False, description="Nesterov momentum; needs optim.momentum above 0")
     weight_decay: NonNegative = Field(5e-4, description="weight decay")
     clip: NonNegative = Field(0.0, description="largest norm of the gradient; 0 turns clipping off")
+
+    @field_validator("nesterov")
+    @classmethod
+    def _require_momentum(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("momentum") == 0:
+            raise ValueError("there is no momentum; set optim.momentum above 0, such as 0.9")
+        return value
 
 
 class Engine(Section):

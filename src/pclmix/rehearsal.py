@@ -8,9 +8,10 @@ back; a training step that can be captured as a graph is such code.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -36,15 +37,11 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
 def rehearsal() -> Iterator[None]:
     """Kernels that are launched inside are compiled instead, side by side, and ready when it ends."""
     global _rehearsed
-    import triton
-
     _rehearsed = []
     try:
-        with ThreadPoolExecutor(os.cpu_count(), initializer=_on_device, initargs=_device()) as pool:
-            # Until it ends the mode hands out promises of kernels. Older versions compile them one after the other.
-            side_by_side = triton.AsyncCompileMode(pool) if hasattr(triton, "AsyncCompileMode") else nullcontext()
+        with ThreadPoolExecutor(os.cpu_count(), initializer=_begin_thread, initargs=_device()) as pool:
             # The mode is that of one thread: a backward pass must not go to another.
-            with side_by_side, torch.autograd.set_multithreading_enabled(False):
+            with _side_by_side(pool), torch.autograd.set_multithreading_enabled(False):
                 yield
             kernels = {id(kernel): kernel for kernel in map(_kept, _rehearsed)}
             list(pool.map(_load, kernels.values()))
@@ -52,17 +49,33 @@ def rehearsal() -> Iterator[None]:
         _rehearsed = None
 
 
+def _side_by_side(pool: Executor) -> AbstractContextManager[Any]:
+    """Inside, Triton hands out promises of kernels; older versions compile them one after the other.
+
+    It ignores errors, since it stays on for good where one is raised while it ends; `_kept` raises them afterwards.
+    """
+    import triton
+
+    if not hasattr(triton, "AsyncCompileMode"):
+        return nullcontext()
+    mode: AbstractContextManager[Any] = triton.AsyncCompileMode(pool, ignore_errors=True)
+    return mode
+
+
 def _device() -> tuple[int, ...]:
     return (torch.cuda.current_device(),) if torch.cuda.is_available() else ()
 
 
-def _on_device(*device: int) -> None:
-    """A thread begins on the first device, whatever that of its maker is."""
+def _begin_thread(*device: int) -> None:
+    """A thread begins on the first device, whatever that of its maker is. Ctrl-C is not for the compilers it starts."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     if device:
         torch.cuda.set_device(*device)
 
 
 def _kept(kernel: Any) -> Any:
+    """A promise kept, or the error that it ended with."""
     return kernel.result() if hasattr(kernel, "result") else kernel
 
 

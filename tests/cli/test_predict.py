@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 
 from pclmix.cli import main
 from pclmix.data.volume import read_image, read_labels
+from pclmix.engine.checkpoint import build_net, load_checkpoint
 from pclmix.evaluate import read_summary
+from pclmix.export.bundle import bundle_predictor
 from pclmix.files import read_json, write_json
 
 Call = Callable[..., tuple[int, str]]
@@ -44,6 +48,28 @@ def test_predict_then_evaluate(call: Call, tiny_run: Path, phantom_dataset: Path
     code, text = call("evaluate", out, phantom_dataset, "--out", tmp_path / "scores.json")
     assert code == 0
     assert len(read_summary(tmp_path / "scores.json").cases) == 6
+
+
+def test_flips_are_warned_of_where_training_never_turned_an_image(
+    call: Call, lively_model: Path, phantom_dataset: Path, tmp_path: Path
+) -> None:
+    content = load_checkpoint(lively_model)
+    content["config"]["augment"]["quarter_turns"] = 0.0
+    upright = tmp_path / "upright.ckpt"
+    torch.save(content, upright)
+    onnx, bundle = tmp_path / "upright.onnx", tmp_path / "upright"
+    assert call("export", upright, onnx)[0] == 0
+    assert call("export", upright, bundle, "--format", "bundle")[0] == 0
+    for number, model in enumerate((upright, onnx, lively_model)):
+        command = ["predict", model, phantom_dataset, tmp_path / f"out{number}", "--fold", 1, "--tta", "flip"]
+        code, text = call(*command, "--device", "cpu")
+        assert (code, text.count("leave --tta flip out")) == (0, int(model != lively_model)), text
+        code, text = call(*command, "--device", "cpu")  # everything is there already
+        assert (code, text.count("leave --tta flip out")) == (0, 0), text
+    said = json.loads((bundle / "configs" / "metadata.json").read_text())["pclmix"]
+    assert said["turned"] is False
+    network = build_net(content)
+    assert not bundle_predictor(network, str(bundle), "cpu").about.turned
 
 
 @pytest.mark.parametrize(
@@ -123,9 +149,22 @@ def test_crossval(call: Call, phantom_dataset: Path, tmp_path: Path, monkeypatch
         "phantom001_frame01.nii.gz",
         "phantom001_frame02.nii.gz",
     ]
+    assert "flips" not in text
     code, text = call(*command, "--iterations", 3, "--folds", "1")
     assert code == 2
     assert "other settings" in text
+
+
+def test_crossval_warns_of_flips_before_it_trains(
+    call: Call, phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pclmix.report.crossval as module
+
+    monkeypatch.setattr(module, "run_training", lambda *_, **__: False)  # as if interrupted at once
+    command = ["crossval", phantom_dataset, "--out", tmp_path / "cv", "--recipe", "tiny", "--tta", "flip"]
+    assert "leave --tta flip out" in call(*command, "augment.quarter_turns=0")[1]
+    command[3] = tmp_path / "other"
+    assert "leave --tta flip out" not in call(*command)[1]
 
 
 def test_crossval_goes_on_with_an_interrupted_fold(

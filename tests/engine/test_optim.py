@@ -86,6 +86,34 @@ def test_an_optimiser_survives_save_and_load(config: Optim) -> None:
     assert torch.equal(whole, cut)
 
 
+@pytest.mark.parametrize("config", SETTINGS)
+def test_what_torch_s_own_optimiser_saved_is_gone_on_with(config: Optim) -> None:
+    """A checkpoint of an earlier version; one parameter is not trained, another never had a gradient."""
+    torch.manual_seed(0)
+    first, gradients = torch.randn(5), torch.randn(4, 5)
+    names = ("fixed", "trained", "idle")
+    ours, other = ({name: nn.Parameter(first.clone(), name != "fixed") for name in names} for _ in range(2))
+    reference = theirs(list(other.values()), config)
+    for gradient in gradients[:2]:
+        ours["trained"].data.copy_(other["trained"])
+        other["trained"].grad = gradient.clone()
+        reference.step()
+    ours["trained"].data.copy_(other["trained"])
+    optimizer = Optimizer(ours.values(), config, CPU)
+    optimizer.load_state_dict(reference.state_dict())
+    for gradient in gradients[2:]:
+        ours["trained"].grad, other["trained"].grad = gradient.clone(), gradient.clone()
+        optimizer.step()
+        reference.step()
+    assert all(torch.equal(ours[name], other[name]) for name in names)
+
+
+def test_nothing_is_kept_of_what_is_not_trained_or_has_no_momentum() -> None:
+    teacher, student = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
+    assert set(Optimizer([teacher, student], Optim(), CPU).state) == {1}
+    assert Optimizer([student], Optim(momentum=0.0), CPU).state_dict() == {"state": {0: {}}}
+
+
 def test_a_rate_in_a_tensor_stays_where_it_is() -> None:
     optimizer = Optimizer([nn.Parameter(torch.ones(2))], Optim(lr=0.1), CPU)
     rate = optimizer.lr = torch.tensor(0.1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from pclmix.config import load_config
 from pclmix.data.batch import Batch
 from pclmix.data.dataset import Dataset
 from pclmix.data.store import Settings, open_store
+from pclmix.engine import selfcheck
 from pclmix.engine.feed import Feed
 from pclmix.engine.optim import Optimizer
 from pclmix.engine.selfcheck import compare_kernels, use_plain_kernels_if_fused_disagree
@@ -56,6 +59,32 @@ def test_agreement_leaves_no_trace(step: TrainStep) -> None:
     assert torch.equal(step.generator.get_state(), drawn)
     assert torch.equal(torch.get_rng_state(), common)
     assert all(parameter.grad is None for parameter in step.parameters)
+
+
+def test_kernels_are_rehearsed_first_and_without_a_trace(step: TrainStep, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    @contextmanager
+    def rehearsal() -> Iterator[None]:
+        happened.append("begins")
+        yield
+        happened.append("ends")
+
+    right = type(step).backward
+
+    def backward(self: TrainStep) -> tuple[tuple[str, ...], list[Tensor]]:
+        happened.append("pass")
+        return right(self)
+
+    monkeypatch.setattr(selfcheck, "rehearsal", rehearsal)
+    monkeypatch.setattr(type(step), "backward", backward)
+    monkeypatch.setattr(selfcheck, "_has_kernels", lambda device: True)
+    before = {name: tensor.clone() for name, tensor in step.method.state_dict().items()}
+    drawn = step.generator.get_state()
+    assert compare_kernels(step, 0, 0.5) == ""
+    assert happened == ["begins", "pass", "ends", "pass", "pass"]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in step.method.state_dict().items())
+    assert torch.equal(step.generator.get_state(), drawn)
 
 
 @pytest.mark.parametrize(

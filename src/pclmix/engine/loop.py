@@ -46,7 +46,7 @@ def train(
 ) -> bool:
     """Train into the folder `run`; True when it is finished, False when it was interrupted and can go on.
 
-    `process` is launched already. `content` is the checkpoint to go on from, or None.
+    `process` is this one among those that train together. `content` is the checkpoint to go on from, or None.
     """
     device, first = process.device, process.first
     torch.manual_seed(config.seed)  # every rank builds the same networks

@@ -27,22 +27,21 @@ class Optimizer:
     """SGD or AdamW by torch's own functions; on CUDA fused, with the learning rate in a tensor that a graph can follow.
 
     Not one of torch's classes: to make one imports torch's compiler, seconds before the first step that nobody needs.
-    `state` has a table of tensors for each parameter, laid out and named as theirs.
+    `state` has a table of tensors for each parameter that is trained, numbered and named as theirs.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], config: Optim, device: torch.device) -> None:
         self.config, self.cuda = config, device.type == "cuda"
         self.parameters = list(parameters)
         self.lr: float | Tensor = torch.tensor(config.lr, device=device) if self.cuda else config.lr
-        self.state = {number: self._fresh(parameter, device) for number, parameter in enumerate(self.parameters)}
+        self.state = {i: self._fresh(p, device) for i, p in enumerate(self.parameters) if p.requires_grad}
 
     def _fresh(self, parameter: nn.Parameter, device: torch.device) -> dict[str, Tensor]:
-        # A first step on momentum of 0 is torch's first step, which begins with the gradient.
-        names = ("exp_avg", "exp_avg_sq") if self.config.name == "adamw" else ("momentum_buffer",)
-        state = {name: torch.zeros_like(parameter) for name in names}
         if self.config.name == "adamw":
-            state["step"] = torch.zeros((), device=device if self.cuda else None)
-        return state
+            step = torch.zeros((), device=device if self.cuda else None)
+            return {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter), "step": step}
+        # A first step on momentum of 0 is torch's first step, which begins with the gradient.
+        return {"momentum_buffer": torch.zeros_like(parameter)} if self.config.momentum > 0 else {}
 
     @torch.no_grad()
     def step(self) -> None:
@@ -50,9 +49,6 @@ class Optimizer:
         moved = [(p, p.grad, self.state[i]) for i, p in enumerate(self.parameters) if p.grad is not None]
         parameters: list[Tensor] = [parameter for parameter, _, _ in moved]
         gradients = [gradient for _, gradient, _ in moved]
-        columns: dict[str, Any] = (
-            {name: [state[name] for _, _, state in moved] for name in self.state[0]} if self.state else {}
-        )
         config = self.config
         common: dict[str, Any] = {"lr": self.lr, "weight_decay": config.weight_decay, "maximize": False}
         common["fused"] = self.cuda or None
@@ -60,10 +56,10 @@ class Optimizer:
             adamw(
                 parameters,
                 gradients,
-                columns["exp_avg"],
-                columns["exp_avg_sq"],
+                [state["exp_avg"] for _, _, state in moved],
+                [state["exp_avg_sq"] for _, _, state in moved],
                 [],
-                columns["step"],
+                [state["step"] for _, _, state in moved],
                 capturable=self.cuda,
                 amsgrad=False,
                 beta1=0.9,
@@ -73,7 +69,7 @@ class Optimizer:
             )
         else:
             momentum: dict[str, Any] = {"momentum": config.momentum, "nesterov": config.nesterov, "dampening": 0.0}
-            sgd(parameters, gradients, columns["momentum_buffer"], **momentum, **common)
+            sgd(parameters, gradients, [state.get("momentum_buffer") for _, _, state in moved], **momentum, **common)
 
     def set_learning_rate(self, value: float) -> None:
         if isinstance(self.lr, Tensor):
@@ -85,10 +81,14 @@ class Optimizer:
         return {"state": self.state}
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """In place, so that a captured graph goes on with it."""
-        for number, state in content["state"].items():
-            for name, tensor in state.items():
-                self.state[number][name].copy_(tensor)
+        """Into a new optimiser, in place, so that a captured graph goes on with it.
+
+        What torch's own ones save fits, too; of a parameter that never had a gradient they save nothing.
+        """
+        for number, state in self.state.items():
+            saved = content["state"].get(number, {})
+            for name in state.keys() & saved.keys():
+                state[name].copy_(saved[name])
 
 
 class WeightAverage:

@@ -52,7 +52,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 def environment(device: str) -> dict[str, Any]:
     """Versions, device, commit and command, for anyone who wants to repeat or doubt a figure."""
     packages: dict[str, str | None] = {}
-    for name in ("torch", "monai", "numpy", "nibabel", "lightning-fabric", "scipy"):
+    for name in ("torch", "triton", "numpy", "nibabel", "lightning-fabric", "scipy"):
         try:
             packages[name] = version(name)
         except PackageNotFoundError:

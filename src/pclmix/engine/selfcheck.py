@@ -1,6 +1,7 @@
 """Before training: do the fused kernels, compiled on this machine for this GPU, agree with plain torch?
 
-One batch goes forward and backward both ways. It costs about two seconds and leaves no trace: weights, statistics,
+One batch goes forward and backward both ways, after a rehearsal in which kernels are compiled that were not before.
+But for that it costs about two seconds. It leaves no trace: weights, statistics,
 queues and random states are put back.
 """
 
@@ -33,7 +34,7 @@ def compare_kernels(step: TrainStep, number: int, progress: float) -> str:
     """Empty when losses and the direction of the gradient of batch `number` agree both ways, else what differs."""
     step.feed.fill(number)
     step.progress.fill_(progress)
-    if fused.installed() and step.feed.device.type == "cuda":
+    if _has_kernels(step.feed.device):
         with rehearsal():  # compiles everything at once, rather than each kernel where it is first launched
             _run(step)
     names, values, gradient = _run(step)
@@ -46,6 +47,10 @@ def compare_kernels(step: TrainStep, number: int, progress: float) -> str:
     if not cosine >= SMALLEST_COSINE:
         return f"the cosine between the gradients is {cosine:.4f}"
     return ""
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and fused.installed()
 
 
 def _run(step: TrainStep) -> tuple[tuple[str, ...], Tensor, Tensor]:

@@ -23,7 +23,7 @@ _WAY_OUT = (
     "The last good checkpoint is kept, where there is one; "
     "lower optim.lr, set optim.clip=1 or use engine.precision=32, then start again"
 )
-_WARM_UP = 3  # eager steps before capture: lazily made state (momentum, workspaces) must exist by then
+_WARM_UP = 3  # eager steps before capture: what is made when first needed (workspaces, kernels) must exist by then
 
 
 class DivergedError(PclmixError):

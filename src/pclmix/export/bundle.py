@@ -23,7 +23,8 @@ from pclmix.predict.model import BATCH, TorchPredictor, load
 METADATA, INFERENCE, WEIGHTS = "configs/metadata.json", "configs/inference.json", "models/model.pt"
 _README = """# {name}
 
-Segments {classes} in {channels} images; made by pclmix {version}. It needs pclmix, which defines the network.
+Segments {classes} in {channels} images; made by pclmix {version}. It needs pclmix, which defines the network, and
+MONAI: pip install 'pclmix[export]'.
 
     python -m monai.bundle run --config_file configs/inference.json --bundle_root . \\
         --dataset_dir IMAGES --output_dir PREDICTIONS

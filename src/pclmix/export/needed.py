@@ -13,4 +13,4 @@ def require_libraries(*names: str) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise PclmixError(f"export needs {name}: pip install 'pclmix[export]'") from error
+            raise PclmixError(f"export needs {error.name or name}: pip install 'pclmix[export]'") from error

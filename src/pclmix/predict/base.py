@@ -54,6 +54,15 @@ class About:
         return Settings(self.size, self.intensity)
 
 
+def warn_of_flips(model: str) -> None:
+    """`model` says what was, or is to be, trained so."""
+    log.warning(
+        "%s without turns and flips (augment.quarter_turns=0): flips show it images such as it has never seen, and "
+        "its predictions may be much worse; leave --tta flip out",
+        model,
+    )
+
+
 class Predictor(ABC):
     """A model that is ready to predict. `batch` slices go through the network at once."""
 
@@ -77,11 +86,7 @@ class Predictor(ABC):
         require_one_of("tta", tta, get_args(TTA))
         if tta == "flip" and not self.about.turned and not self._warned:
             self._warned = True
-            log.warning(
-                "%s was trained without turns and flips (augment.quarter_turns=0): flips show it images such as it "
-                "has never seen, and its predictions may be much worse; leave --tta flip out",
-                self.about.source,
-            )
+            warn_of_flips(f"{self.about.source} was trained")
 
     def predict(
         self,

@@ -81,12 +81,13 @@ def predict_files(
         raise PclmixError(f"--uncertainty writes maps and tables beside the labels: OUT must be a folder, not {out}")
     if "dicom" in also and not source.is_dir():
         raise PclmixError(f"--dicom-seg refers to the slices of a DICOM series; {source} is not one")
-    predictor.check_tta(tta)
     record = _record(predictor, tta, largest_component)
     if out == folder:
         _require_same_model(folder, record)
     todo = [job for job in jobs if not _is_done(job, uncertainty, also)]
     outcome.skipped = [job.case for job in jobs if job not in todo]
+    if todo:
+        predictor.check_tta(tta)
     if todo and out == folder:
         write_json(folder / RECORD, record)
         with atomic_path(folder / SNAP) as temporary:

@@ -12,13 +12,14 @@ from typing import Any
 
 from rich.console import Console
 
+from pclmix.config import load_config
 from pclmix.data.dataset import SPLITS, Dataset
 from pclmix.engine.prepare import training_cases
 from pclmix.engine.start import run_training
 from pclmix.errors import PclmixError
 from pclmix.evaluate import Summary, evaluate, read_summary
 from pclmix.files import read_json, refuse_existing, require_writable, write_json
-from pclmix.predict.base import TTA
+from pclmix.predict.base import TTA, warn_of_flips
 from pclmix.predict.files import predict_files
 from pclmix.predict.model import load
 
@@ -97,6 +98,8 @@ def cross_validate(
     for fold in chosen:
         training_cases(data, fold)  # refused before anything is written
     settings = Settings(str(dataset.resolve()), method, recipe, tuple(overrides), tta, largest_component)
+    if tta == "flip" and load_config(recipe or "fast", method, overrides).augment.quarter_turns == 0:
+        warn_of_flips("this model is trained")
     _require_same(out, settings)
     for fold in chosen:
         run = out / f"fold{fold}"
