@@ -53,11 +53,14 @@ def start_lines(root: Path) -> list[str]:
     text = (
         f"{last['environment']['device']}, `pclmix train` with recipe `{last['recipe']}` on ACDC, seconds from the "
         "command to the end of the first step. The first command finds nothing prepared: it reads, checks and prepares "
-        "every slice and compiles every kernel. Before it the disk's cache was emptied; in half of the rows Python's "
-        "libraries, Triton not among them, were then read once."
+        "every slice and compiles every kernel. One run a row; the disk's cache was emptied before, and where the row "
+        "says so Python's libraries were then read."
     )
+    said = [sentence for r in records for sentence in (r.get("note") or "").split(". ") if sentence]
+    notes = ". ".join(dict.fromkeys(sentence.rstrip(".") for sentence in said))
     heads = ["code", "libraries read before", "first command", "again"]
-    return ["## From the command to the first step", "", text, "", *markdown(heads, rows), ""]
+    below = [f"{notes}.", ""] if notes else []
+    return ["## From the command to the first step", "", text, "", *markdown(heads, rows), "", *below]
 
 
 def step_lines(root: Path) -> list[str]:
