@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pclmix.errors import PclmixError
+from pclmix.io.limits import MAX_JSON
+
+#: Names that mkstemp and mkdtemp make below.
+_UNFINISHED = re.compile(r"^\.(?P<stem>.+)-[a-z0-9_]{8}(?P<ending>\..*)?$")
 
 
 @contextmanager
@@ -47,6 +53,22 @@ def sweep(target: Path) -> None:
         stray.unlink(missing_ok=True)
 
 
+def sweep_folder(folder: Path, names: Collection[str], older: float = 3600.0) -> None:
+    """Remove what killed writers of the files or folders `names` left in `folder`, if untouched for `older` seconds."""
+    for path in folder.glob(".*-????????*") if folder.is_dir() else ():
+        match = _UNFINISHED.match(path.name)
+        if match is None or match["stem"] + (match["ending"] or "") not in names or path.is_symlink():
+            continue
+        with suppress(OSError):
+            touched = max((p.stat().st_mtime for p in (path, *path.rglob("*"))), default=0.0)
+            if time.time() - touched < older:
+                continue  # somebody may be writing it
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
 @contextmanager
 def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give an empty temporary folder beside the target that becomes the target on success.
@@ -56,6 +78,7 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     target = Path(target)
     refuse_existing(target, overwrite=overwrite)
     require_writable(target)
+    sweep_folder(target.parent, {target.name})
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -119,12 +142,17 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
+        size = Path(path).stat().st_size
+        if size > MAX_JSON:
+            raise PclmixError(f"{path} has {size >> 20} MiB, more than a JSON file of pclmix can have; is it one?")
         # Some editors put a mark in front that says "UTF-8".
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise PclmixError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise PclmixError(f"{path} is not valid JSON: {error}") from error
+    except RecursionError:
+        raise PclmixError(f"{path} is not valid JSON for pclmix: it is nested too deeply") from None
+    except ValueError as error:  # broken JSON, bytes that are no text, an integer of thousands of digits
+        raise PclmixError(f"{path} is not valid JSON: {str(error)[:200]}") from error
     except OSError as error:
         raise PclmixError(f"cannot read {path}: {error.strerror}") from error
 
@@ -133,3 +161,26 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+class KeptFiles:
+    """Files read once and kept in memory for the next reader; beyond `limit` bytes in all they are not kept."""
+
+    def __init__(self, limit: int = 2 << 30) -> None:
+        self.limit = limit
+        self._kept: dict[Path, bytes] = {}
+
+    def read(self, path: Path) -> bytes | None:
+        """The content of a file; None where it cannot be read, which whoever opens it reports."""
+        content = self._kept.get(path)
+        if content is None:
+            try:
+                content = path.read_bytes()
+            except OSError:
+                return None
+            if sum(map(len, self._kept.values())) + len(content) <= self.limit:
+                self._kept[path] = content
+        return content
+
+    def clear(self) -> None:
+        self._kept.clear()

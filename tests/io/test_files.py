@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from pclmix.errors import PclmixError
-from pclmix.files import (
+from pclmix.io.files import (
     atomic_folder,
     atomic_path,
     refuse_existing,
     require_new_file,
     require_writable,
     sweep,
+    sweep_folder,
 )
 
 
@@ -96,3 +99,27 @@ def test_a_new_file_is_neither_there_nor_a_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(PclmixError, match="empty is a folder, a file is to be written"):
         require_new_file(tmp_path / "empty")
+
+
+def test_leftovers_of_killed_writers_go_at_the_next_write(tmp_path: Path) -> None:
+    def leave(name: str, hours: float) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        (path / "half").write_text("")
+        for each in (path / "half", path):
+            os.utime(each, (time.time() - 3600 * hours,) * 2)
+        return path
+
+    old, fresh = leave(".out-a1b2c3d4", 2), leave(".out-e5f6g7h8", 0.1)
+    others = [leave(".other-a1b2c3d4", 2), leave(".config-settings", 2), leave(".out-UPPERCAS", 2)]
+    with atomic_folder(tmp_path / "out") as folder:
+        (folder / "a").write_text("")
+    assert not old.exists()
+    assert all(path.exists() for path in (fresh, *others))
+    (tmp_path / ".case-a1b2c3d4.nii.gz").write_text("")
+    (tmp_path / "kept").symlink_to(fresh)
+    sweep_folder(tmp_path, {"case.nii.gz"})
+    assert (tmp_path / ".case-a1b2c3d4.nii.gz").exists(), "somebody may be writing it"
+    sweep_folder(tmp_path, {"case.nii.gz"}, older=-1)
+    assert not (tmp_path / ".case-a1b2c3d4.nii.gz").exists()
+    sweep_folder(tmp_path / "nowhere", {"case.nii.gz"})
