@@ -2,8 +2,8 @@
 
 A map (B, C, H, W) in channels-last order is a matrix of B*H*W rows and C columns; kernels take blocks of it, COLUMNS
 wide. A map of fewer channels has several pixels in one row, and a column belongs to channel `column % channels`.
-Sums over rows have two stages: each program sums its own rows into a row of `partial`, and the last program of a block
-of columns to arrive there adds these, always in the same order, and works out what the next kernel needs.
+Sums over rows have two stages: each program sums its own rows into a row of `partial`; the last program to finish a
+block of columns adds these rows, always in the same order, and computes what the next kernel needs.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pclmix.rehearsal import launch
+from pclmix.kernels.compile import launch
 
 ROWS, COLUMNS = 64, 64  # of a block
 SUMMED_ROWS, SUMMED_GRADIENTS = 128, 64  # of a block of a sum, and of one that reads up to five maps
 READERS = 3
-PROGRAMS = 264  # that share a sum: two for each of 132 multiprocessors, all at work at the same time
+PROGRAMS = 264  # share a sum: two for each of 132 multiprocessors, all running at the same time
 TERMS = 64  # of a block of the second stage
 BLOCKS = 1024  # of columns at most
-SUM = {"num_warps": 8, "maxnreg": 128}  # so that two programs do fit a multiprocessor
+SUM = {"num_warps": 8, "maxnreg": 128}  # so that two programs fit a multiprocessor
 
 
 @triton.jit
 def _is_last(partial, place, splits, columns, counters, first, second):
-    """Keep the sums of this program's rows; whether all programs of this block of columns have now done so."""
+    """Store the sums of this program's rows; True in the last program of this block of columns to do so."""
     tl.store(partial + place, first)
     tl.store(partial + splits * columns + place, second)
-    tl.debug_barrier()  # all threads have stored before one of them says so
+    tl.debug_barrier()  # all threads must have stored before one of them counts
     counter = counters + tl.program_id(0)
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1
     if last:
@@ -42,7 +42,7 @@ def _is_last(partial, place, splits, columns, counters, first, second):
 
 @triton.jit
 def _add_partial(partial, channel, terms, channels, TERMS: tl.constexpr, WIDTH: tl.constexpr):
-    """Both sums of a block of channels. A row of `partial` with several pixels is as many terms of a channel."""
+    """Both sums of a block of channels; a row of `partial` with several pixels has several terms of a channel."""
     first = tl.zeros([TERMS, WIDTH], tl.float32)
     second = tl.zeros([TERMS, WIDTH], tl.float32)
     for start in range(0, terms, TERMS):
@@ -59,7 +59,7 @@ def _batch_norm_moments(
     rows, columns, channels, splits, count, eps, momentum,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Mean and variance, the running ones moved towards them, and y = scale x + shift: stats (4, C) for the rest.
+    """Mean and variance, the update of the running ones, and scale and shift of y = scale x + shift: stats (4, C).
 
     Sums of x - pivot and of its square: the pivot, a channel's first value, keeps large means from cancelling.
     """
@@ -199,7 +199,7 @@ def batch_norm_act(
 ) -> tuple[Tensor, ...]:
     """relu(norm(x) + residual) in training: x, residual (B, C, H, W) channels-last. Moves the running statistics.
 
-    The same map for each of at most three readers: their gradients need no addition of its own.
+    Returns the map once for each of at most three readers, whose gradients the backward pass adds.
     """
     buffers = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     maps: tuple[Tensor, ...] = _BatchNormAct.apply(
@@ -269,7 +269,7 @@ class _BatchNormAct(torch.autograd.Function):
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """Zeros, one for each block of columns, which every kernel leaves as zeros: they run one after another."""
+    """A zero per block of columns; kernels run one after another and each resets what it counted."""
     return torch.zeros(BLOCKS, dtype=torch.int32, device=device)
 
 
@@ -279,6 +279,6 @@ def _layout(x: Tensor, block: int) -> tuple[int, int, int, int]:
     columns = max(channels, COLUMNS)
     rows = x.numel() // columns
     parts = triton.cdiv(rows, block)
-    # As few programs as need the same number of turns.
+    # The fewest programs that need the same number of iterations.
     turns = triton.cdiv(parts, max(1, PROGRAMS // (columns // COLUMNS)))
     return rows, columns, channels, triton.cdiv(parts, turns)

@@ -1,8 +1,8 @@
-"""Attention inside windows, read from and written to the map itself: no copy is cut, rolled or put together again.
+"""Window attention that reads and writes the map itself, without copies of windows and without rolling.
 
-One program has all 64 pixels of a window for one head in registers. A shifted window is the same pixels plus an offset,
-round the ends of the map; only pixels that came round the same ends meet. Scores are computed again for the backward
-pass rather than kept.
+One program holds all 64 pixels of a window for one head in registers. A shifted window is the same pixels at an offset,
+wrapped around the map; pixels attend only to pixels that wrapped around the same sides. The backward pass computes the
+scores again instead of storing them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pclmix.rehearsal import launch
+from pclmix.kernels.compile import launch
 
 WINDOW, WIDTH = 8, 32  # side of a window in pixels; channels of a head
-PROGRAMS = 528  # that share the windows in the backward pass, each adding up the bias's gradient of its own
+PROGRAMS = 528  # share the windows in the backward pass; each sums the gradient of the bias over its own
 
 
 @triton.jit
 def _pixels(window, height, width, shift_y, shift_x, WINDOW: tl.constexpr):
-    """Where the pixels of a window lie in the map (B*H*W), and which of them came round an end (0 to 3)."""
+    """Indices of a window's pixels in the map (B*H*W), and around which sides each wrapped (0 to 3)."""
     columns = width // WINDOW
     windows = height // WINDOW * columns
     place = window % windows
@@ -96,7 +96,7 @@ def fits(height: int, width: int, window: tuple[int, int], channels: int, heads:
 
 
 def window_attention(qkv: Tensor, bias: Tensor, heads: int, shift: tuple[int, int]) -> Tensor:
-    """q, k, v of a map (B, H, W, 3C) and what is added to the scores (heads, n, n) to the map (B, H, W, C)."""
+    """Attend: qkv (B, H, W, 3C), bias of the scores (heads, n, n), returns (B, H, W, C)."""
     out: Tensor = _WindowAttention.apply(qkv, bias, heads, shift)
     return out
 

@@ -1,4 +1,4 @@
-"""A rehearsal compiles kernels side by side and launches none. Tried on stand-ins for a kernel and Triton's mode."""
+"""compile_ahead compiles kernels in parallel and launches none: with stand-ins for kernels and Triton's mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pclmix.rehearsal import launch, rehearsal
+from pclmix.kernels.compile import compile_ahead, launch
 
 
 class Compiled:
@@ -56,7 +56,7 @@ class Mode:
 
 
 class Kernel:
-    """What launch and rehearsal know of a Triton kernel; `barrier` is waited at while it is compiled."""
+    """What launch and compile_ahead use of a Triton kernel; `barrier` is waited at while it is compiled."""
 
     def __init__(self, barrier: threading.Barrier | None = None, error: Exception | None = None) -> None:
         self.launched: list[Any] = []
@@ -92,7 +92,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return module
 
 
-def test_outside_a_rehearsal_kernels_are_launched() -> None:
+def test_launches_outside_compile_ahead() -> None:
     kernel = Kernel()
     launch(kernel, (3,))(1, 2, num_warps=4)
     assert kernel.launched == [((3,), (1, 2), {"num_warps": 4})]
@@ -100,11 +100,11 @@ def test_outside_a_rehearsal_kernels_are_launched() -> None:
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_a_rehearsal_compiles_each_kernel_and_loads_it_once(triton: SimpleNamespace, older: bool) -> None:
+def test_compiles_each_kernel_and_loads_it_once(triton: SimpleNamespace, older: bool) -> None:
     if older:
         del triton.AsyncCompileMode
     kernels = [Kernel(), Kernel()]
-    with rehearsal():
+    with compile_ahead():
         for kernel in (*kernels, kernels[0]):
             launch(kernel, (2, 5))("map", num_warps=8)
     assert Mode.entered == (0 if older else 1)
@@ -121,15 +121,15 @@ def test_a_rehearsal_compiles_each_kernel_and_loads_it_once(triton: SimpleNamesp
 
 
 @pytest.mark.usefixtures("triton")
-def test_kernels_are_compiled_at_the_same_time() -> None:
+def test_compiles_in_parallel() -> None:
     barrier = threading.Barrier(3)  # nobody passes it alone
-    with rehearsal():
+    with compile_ahead():
         for _ in range(3):
             launch(Kernel(barrier), (1,))()
 
 
 @pytest.mark.usefixtures("triton")
-def test_a_backward_pass_stays_in_the_thread_of_the_mode() -> None:
+def test_backward_stays_in_the_main_thread() -> None:
     threads = []
 
     class Noted(torch.autograd.Function):
@@ -142,25 +142,25 @@ def test_a_backward_pass_stays_in_the_thread_of_the_mode() -> None:
             threads.append((threading.current_thread(), torch.autograd.is_multithreading_enabled()))
             return gradient
 
-    with rehearsal():
+    with compile_ahead():
         Noted.apply(torch.ones(1, requires_grad=True)).sum().backward()
     assert threads == [(threading.main_thread(), False)]
     assert torch.autograd.is_multithreading_enabled()
 
 
 @pytest.mark.usefixtures("triton")
-def test_a_kernel_that_cannot_be_compiled_is_an_error_and_leaves_nothing_on() -> None:
-    with pytest.raises(ArithmeticError, match="no such type"), rehearsal():
+def test_raises_compile_errors_and_leaves_the_mode() -> None:
+    with pytest.raises(ArithmeticError, match="no such type"), compile_ahead():
         launch(Kernel(error=ArithmeticError("no such type")), (1,))()
     assert Mode.active is None
     kernel = Kernel()
-    with rehearsal():
+    with compile_ahead():
         launch(kernel, (1,))()
     assert len(kernel.compiled.loaded_by) == 1
 
 
 @pytest.mark.usefixtures("triton")
-def test_an_interrupted_rehearsal_is_over_and_says_so() -> None:
+def test_interrupt_leaves_the_mode() -> None:
     """Whatever becomes of the kernels that were being compiled."""
     kernel = Kernel(error=ArithmeticError("killed"))
 
@@ -168,7 +168,7 @@ def test_an_interrupted_rehearsal_is_over_and_says_so() -> None:
         launch(kernel, (1,))()
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), rehearsal():
+    with pytest.raises(KeyboardInterrupt), compile_ahead():
         interrupted()
     assert Mode.active is None
     launch(kernel, (1,))()

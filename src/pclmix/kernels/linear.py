@@ -1,6 +1,7 @@
-"""LayerNorm over the last axis of bf16 maps: several short rows a program, one pass forward and one backward.
+"""Linear layers and LayerNorm over the last axis of bf16 maps.
 
-In a residual network the map that is normalised is also handed on, and often a sum: both are part of the same passes.
+Gradients of biases and scales are sums over all pixels: programs sum shares of the rows, a second kernel adds the
+shares. residual_norm adds a branch and normalises in the same passes, since a residual block needs both results.
 """
 
 from __future__ import annotations
@@ -8,16 +9,84 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pclmix.nets.fused.linear import add_partial
-from pclmix.rehearsal import launch
+from pclmix.kernels.compile import launch
 
+ROWS, COLUMNS = 128, 32  # of a block
+LINEAR_PROGRAMS = 1024  # share the rows of a sum
+TERMS = 256  # of a block of the second stage
 BLOCK = 2048  # values of a block: rows of it times the width, padded to a power of two
-PROGRAMS = 528  # that share the rows in the backward pass, each adding up the parameters' gradients of its own
+NORM_PROGRAMS = 528  # share the rows in the backward pass; each sums the parameters' gradients over its own
 LARGEST = 1024  # channels
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def _bias_gradient_partial(x, partial, rows, columns, splits, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Each program sums every `splits`-th block of rows of its columns."""
+    blocks = columns // COLUMNS
+    split = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(split * ROWS, rows, splits * ROWS):
+        row = (start + tl.arange(0, ROWS))[:, None]
+        total += tl.load(x + row.to(tl.int64) * columns + column[None, :], mask=row < rows, other=0).to(tl.float32)
+    tl.store(partial + split * columns + column, tl.sum(total, 0))
+
+
+@triton.jit(do_not_specialize=["terms"])
+def _bias_gradient_finish(partial, out, terms, columns, TERMS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([TERMS, COLUMNS], tl.float32)
+    for start in range(0, terms, TERMS):
+        term = (start + tl.arange(0, TERMS))[:, None]
+        total += tl.load(partial + term * columns + column[None, :], mask=term < terms, other=0)
+    tl.store(out + column, tl.sum(total, 0).to(out.dtype.element_ty))
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """x (M, N) to (N), summed in float32; N is a multiple of 32."""
+    rows, columns = x.shape
+    blocks = columns // COLUMNS
+    splits = min(triton.cdiv(rows, ROWS), max(1, LINEAR_PROGRAMS // blocks))
+    partial = x.new_empty(splits, columns, dtype=torch.float32)
+    launch(_bias_gradient_partial, (blocks * splits,))(x, partial, rows, columns, splits, ROWS, COLUMNS)
+    return add_partial(partial, x.dtype)
+
+
+def add_partial(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """The second stage of a sum: partial (M, N) in float32 to (N), for an M of hundreds; N is a multiple of 32."""
+    terms, columns = partial.shape
+    out = partial.new_empty(columns, dtype=dtype)
+    launch(_bias_gradient_finish, (columns // COLUMNS,))(partial, out, terms, columns, TERMS, COLUMNS)
+    return out
+
+
+def linear_fits(weight: Tensor) -> bool:
+    return weight.shape[0] % COLUMNS == 0
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x (..., I), weight (O, I), bias (O) to (..., O), all of one type."""
+    y: Tensor = _Linear.apply(x, weight, bias)
+    return y
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        dy = gradients[0].reshape(-1, weight.shape[0])
+        dx = (dy @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        return dx, dy.T @ x.reshape(-1, weight.shape[1]), sum_rows(dy.contiguous())
 
 
 @triton.jit
@@ -38,7 +107,7 @@ def _layer_norm_forward(
     place, inside = row.to(tl.int64) * C + column, (row < rows) & (column < C)
     value = tl.load(x + place, mask=inside, other=0).to(tl.float32)
     if ADD:
-        # Rounded as it is kept: the backward pass will read it again.
+        # Rounded as it is stored: the backward pass reads it again.
         rounded = (value + tl.load(branch + place, mask=inside, other=0).to(tl.float32)).to(total.dtype.element_ty)
         tl.store(total + place, rounded, mask=inside)
         value = rounded.to(tl.float32)
@@ -54,7 +123,7 @@ def _layer_norm_backward(
 ):  # fmt: skip
     """dx = rstd (g - mean g - s mean gs) with g = weight dy and s the standardised row; sums of dy s and of dy.
 
-    Where x was handed on as well, the gradient that comes back from there is added.
+    Adds the gradient of the sum, where that was used as well.
     """
     column = tl.arange(0, PADDED)[None, :]
     w = tl.load(weight + column, mask=column < C, other=0)
@@ -80,13 +149,8 @@ def _layer_norm_backward(
     tl.store(partial + C + place, tl.sum(dbias, 0), mask=inside)
 
 
-def fits(weight: Tensor) -> bool:
+def norm_fits(weight: Tensor) -> bool:
     return len(weight) <= LARGEST and len(weight) % 16 == 0
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """x (..., C) standardised along C, times weight plus bias, both (C) in float32; the result in x's type."""
-    return residual_norm(x, None, weight, bias, eps)[1]
 
 
 def residual_norm(x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -120,7 +184,7 @@ class _ResidualNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy, dx, handed = dy.contiguous(), torch.empty_like(x), dtotal is not None
         rows, size = _layout(x)
-        programs = min(PROGRAMS, triton.cdiv(rows, size[2]))
+        programs = min(NORM_PROGRAMS, triton.cdiv(rows, size[2]))
         partial = x.new_empty(programs, 2 * x.shape[-1], dtype=torch.float32)
         launch(_layer_norm_backward, (programs,))(
             dy, dy if dtotal is None else dtotal.contiguous(), x, weight, dx, partial, rows, ctx.eps, handed, *size
