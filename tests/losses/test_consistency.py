@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pclmix.losses.consistency import Axis, con, heterogeneous, mixed, negative_cosine
-from pclmix.losses.total import total
+from pclmix.losses.consistency import confident_mse, follow, heterogeneous, mixed, negative_cosine
 
 
 def probabilities(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -34,39 +33,33 @@ def test_negative_cosine_by_hand() -> None:
     # Two pixels: (1, 0) against (0.6, 0.4), (0.5, 0.5) against (0.5, 0.5).
     p = torch.tensor([[1.0, 0.0], [0.5, 0.5]]).T[None, :, None, :]
     q = torch.tensor([[0.6, 0.4], [0.5, 0.5]]).T[None, :, None, :]
-    image = (0.6 + 0.5) / math.sqrt(1.5 * (0.52 + 0.5))
-    pixel = (0.6 / math.sqrt(0.52) + 1.0) / 2
-    assert float(negative_cosine(p, q)) == pytest.approx(-image)
-    assert float(negative_cosine(p, q, axis="pixel")) == pytest.approx(-pixel)
+    assert float(negative_cosine(p, q)) == pytest.approx(-(0.6 + 0.5) / math.sqrt(1.5 * (0.52 + 0.5)))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_negative_cosine_equals_torch(layout: torch.memory_format) -> None:
     p, q = (probabilities(3, 4, 5, 6).contiguous(memory_format=layout) for _ in range(2))
     torch.testing.assert_close(negative_cosine(p, q), -F.cosine_similarity(p.flatten(1), q.flatten(1)).mean())
-    torch.testing.assert_close(negative_cosine(p, q, "pixel"), -F.cosine_similarity(p, q, dim=1).mean())
 
 
-@pytest.mark.parametrize("axis", ["image", "pixel"])
-def test_negative_cosine_leaves_erased_pixels_out(axis: Axis) -> None:
+def test_negative_cosine_leaves_erased_pixels_out() -> None:
     p, q = probabilities(2, 3, 4, 4), probabilities(2, 3, 4, 4).requires_grad_()
     p[:, :, :2] = 0
-    loss = negative_cosine(p, q, axis)
-    torch.testing.assert_close(loss, negative_cosine(p[:, :, 2:], q[:, :, 2:], axis))
+    loss = negative_cosine(p, q)
+    torch.testing.assert_close(loss, negative_cosine(p[:, :, 2:], q[:, :, 2:]))
     (gradient,) = torch.autograd.grad(loss, q)
     assert not gradient[:, :, :2].any()
-    nothing = negative_cosine(torch.zeros_like(p), q, axis)
+    nothing = negative_cosine(torch.zeros_like(p), q)
     (gradient,) = torch.autograd.grad(nothing, q)
     assert float(nothing.detach()) == 0
     assert not gradient.any()
 
 
-@pytest.mark.parametrize("axis", ["image", "pixel"])
-def test_negative_cosine_gradient(axis: Axis) -> None:
+def test_negative_cosine_gradient() -> None:
     p = probabilities(2, 3, 2, 2, dtype=torch.float64).requires_grad_()
     q = probabilities(2, 3, 2, 2, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: negative_cosine(p, x, axis), q)
-    negative_cosine(p, q, axis).backward()
+    assert torch.autograd.gradcheck(lambda x: negative_cosine(p, x), q)
+    negative_cosine(p, q).backward()
     assert p.grad is None, "the target must be detached"
 
 
@@ -86,22 +79,43 @@ def test_mixed_is_least_where_mixing_commutes() -> None:
     assert float(mixed(p, q, q, p)) > -2
 
 
-def test_con_by_hand() -> None:
-    assert float(con(torch.tensor(2.0), torch.tensor(-1.5))) == 0.5
-    assert float(con(torch.tensor(2.0), torch.tensor(-1.5), lambda_mix=2.0)) == -1
-
-
-def test_total_by_hand() -> None:
-    assert float(total(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0))) == pytest.approx(1 + 0.15 * 2 + 3)
-    loss = total(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0), lambda_ctr=0.5, lambda_con=0.0)
-    assert float(loss) == pytest.approx(2.0)
-
-
 def test_consistency_is_computed_in_float32() -> None:
     p, q = probabilities(2, 3, 4, 4).bfloat16(), probabilities(2, 3, 4, 4).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        losses = heterogeneous([p], [q]), negative_cosine(p, q), negative_cosine(p, q, "pixel")
-    references = heterogeneous([p.float()], [q.float()]), negative_cosine(p.float(), q.float()), None
+        losses = heterogeneous([p], [q]), negative_cosine(p, q)
+    references = heterogeneous([p.float()], [q.float()]), negative_cosine(p.float(), q.float())
     assert all(loss.dtype == torch.float32 for loss in losses)
     assert torch.equal(losses[0], references[0])
     assert torch.equal(losses[1], references[1])
+
+
+def test_confident_mse_by_hand() -> None:
+    p = torch.tensor([[0.5, 0.5], [0.2, 0.8]]).T[None, :, None, :]
+    target = torch.tensor([[1.0, 0.0], [0.3, 0.7]]).T[None, :, None, :]
+    uncertainty = torch.tensor([[[0.1, 0.9]]])
+    # Only the first pixel is sure: (0.5^2 + 0.5^2) / 2.
+    assert float(confident_mse(p, target, uncertainty, torch.tensor(0.5))) == pytest.approx(0.25)
+    assert float(confident_mse(p, target, uncertainty, torch.tensor(1.0))) == pytest.approx((0.25 + 0.01) / 2)
+    assert float(confident_mse(p, target, uncertainty, torch.tensor(0.0))) == 0
+
+
+def test_confident_mse_detaches_its_target() -> None:
+    p, target = (torch.rand(1, 2, 3, 3, requires_grad=True) for _ in range(2))
+    confident_mse(p, target, torch.zeros(1, 3, 3), torch.tensor(1.0)).backward()
+    assert p.grad is not None
+    assert target.grad is None
+
+
+def test_follow_copies_first_then_averages() -> None:
+    teacher, student = [torch.zeros(3), torch.zeros(2, 2)], [torch.ones(3), torch.full((2, 2), 4.0)]
+    updates = torch.zeros((), dtype=torch.int64)
+    follow(teacher, student, updates, 0.99)
+    assert [t.tolist() for t in teacher] == [s.tolist() for s in student]
+    expected, weights = 1.0, [2.0, -1.0, 0.5]
+    for n, value in enumerate(weights, start=1):
+        student[0].fill_(value)
+        follow(teacher, student, updates, 0.7)
+        decay = min(0.7, 1 - 1 / (n + 1))
+        expected = decay * expected + (1 - decay) * value
+        torch.testing.assert_close(teacher[0], torch.full((3,), expected))
+    assert updates == 4

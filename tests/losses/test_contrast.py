@@ -1,15 +1,18 @@
+"""Pixel contrast (equation 8) and class-wise contrast: by hand and against loops."""
+
 from __future__ import annotations
 
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pclmix.labels import IGNORE
-from pclmix.losses.contrast import at_stride, info_nce, prototypes, sample_anchors
+from pclmix.losses.contrast import at_stride, class_contrast, info_nce, prototypes, sample_anchors, sample_classes
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -75,7 +78,7 @@ def test_info_nce_edges_are_zero_with_a_gradient(case: str) -> None:
     assert not anchors.grad.any()
 
 
-def test_info_nce_gradient_is_the_anchors_alone() -> None:
+def test_info_nce_gradient_reaches_anchors_only() -> None:
     anchors = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     entries = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     label, valid = torch.tensor([0, 1, 1]), torch.tensor([True, True, False])
@@ -95,7 +98,7 @@ def test_info_nce_is_computed_in_float32() -> None:
     torch.testing.assert_close(loss, info_nce(anchors.float(), label, valid, entries, filled), rtol=0, atol=0)
 
 
-def test_info_nce_survives_a_temperature_near_zero() -> None:
+def test_info_nce_is_finite_near_temperature_zero() -> None:
     anchors = torch.tensor([[1.0, 0.0]], requires_grad=True)
     entries = torch.tensor([[[-1.0, 0.0]], [[1.0, 0.0]]])
     loss = info_nce(anchors, torch.tensor([0]), torch.tensor([True]), entries, torch.ones(2, 1) > 0, 1e-4)
@@ -138,7 +141,7 @@ def test_anchors_are_valid_distinct_and_balanced(b: int, side: int, k: int, coun
         assert n_hard == wanted
 
 
-def test_anchors_half_are_hard_where_there_are_enough() -> None:
+def test_half_of_the_anchors_are_hard() -> None:
     pseudo = torch.zeros(1, 10, 10, dtype=torch.int64)
     predicted = (torch.arange(100).view(1, 10, 10) < 30).long()
     anchors = sample_anchors(pseudo, predicted, 20, generator())
@@ -147,7 +150,7 @@ def test_anchors_half_are_hard_where_there_are_enough() -> None:
     assert int((few.index < 3).sum()) == 3
 
 
-def test_anchors_are_random_but_the_seed_decides() -> None:
+def test_anchors_are_reproducible_by_seed() -> None:
     pseudo, predicted = torch.zeros(2, 8, 8, dtype=torch.int64), torch.zeros(2, 8, 8, dtype=torch.int64)
     first, again, other = (sample_anchors(pseudo, predicted, 16, generator(s)).index for s in (1, 1, 2))
     assert torch.equal(first, again)
@@ -160,7 +163,7 @@ def test_anchors_are_random_but_the_seed_decides() -> None:
     assert hits.max() < 83
 
 
-def test_no_candidates_no_valid_anchor() -> None:
+def test_anchors_without_candidates_are_not_valid() -> None:
     pseudo = torch.full((2, 4, 4), IGNORE)
     anchors = sample_anchors(pseudo, torch.zeros_like(pseudo), 8, generator())
     assert not anchors.valid.any()
@@ -205,3 +208,59 @@ def test_prototypes_equal_the_loop(b: int, k: int, side: int, seed: int) -> None
             if members.shape[1]:
                 mean = members.mean(1)
                 torch.testing.assert_close(proto[i, c], mean / mean.norm(), rtol=1e-4, atol=1e-5)
+
+
+def slow_class_contrast(f1: Tensor, f2: Tensor, index: Tensor, valid: Tensor, tau: float) -> float:
+    def one_way(a: Tensor, b: Tensor) -> float:
+        rows_a, rows_b = (F.normalize(f.permute(0, 2, 3, 1).flatten(0, 2), dim=1) for f in (a, b))
+        losses = []
+        for k, i in valid.nonzero().tolist():
+            anchor = rows_a[index[k, i]]
+            similar = {(c, j): float(anchor @ rows_b[index[c, j]]) / tau for c, j in valid.nonzero().tolist()}
+            negatives = sum(math.exp(s) for (c, _), s in similar.items() if c != k)
+            positives = [s for (c, _), s in similar.items() if c == k]
+            losses.append(sum(-math.log(math.exp(s) / (math.exp(s) + negatives)) for s in positives) / len(positives))
+        return sum(losses) / len(losses) if losses else 0.0
+
+    return (one_way(f1, f2) + one_way(f2, f1)) / 2
+
+
+def test_sample_classes_returns_distinct_pixels_of_each_class() -> None:
+    g = torch.Generator().manual_seed(0)
+    label = torch.full((2, 6, 6), IGNORE)
+    label[0, :2], label[1, 0, :3] = 0, 2
+    index, valid = sample_classes(label, 3, 8, g)
+    assert index.shape == valid.shape == (3, 8)
+    assert valid.sum(1).tolist() == [8, 0, 3]
+    for k in (0, 2):
+        chosen = index[k][valid[k]]
+        assert (label.flatten()[chosen] == k).all()
+        assert len(chosen.unique()) == len(chosen)
+    again, _ = sample_classes(label, 3, 8, g)
+    assert not torch.equal(index[0], again[0])
+
+
+def test_sample_classes_pads_small_maps() -> None:
+    index, valid = sample_classes(torch.zeros(1, 2, 2, dtype=torch.int64), 2, 6, torch.Generator().manual_seed(0))
+    assert index.shape == (2, 6)
+    assert valid.sum(1).tolist() == [4, 0]
+
+
+def test_class_contrast_equals_the_loop() -> None:
+    g = torch.Generator().manual_seed(1)
+    f1, f2 = (torch.randn(2, 5, 4, 4, generator=g) for _ in range(2))
+    label = torch.randint(-1, 3, (2, 4, 4), generator=g)
+    index, valid = sample_classes(label, 4, 5, g)
+    assert float(class_contrast(f1, f2, index, valid, 0.5)) == pytest.approx(
+        slow_class_contrast(f1, f2, index, valid, 0.5), rel=1e-4
+    )
+
+
+def test_class_contrast_of_separated_and_of_unknown_classes() -> None:
+    label = torch.tensor([[[0, 0, 1, 1]]])
+    apart = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]).view(1, 2, 1, 4)
+    index, valid = sample_classes(label, 2, 2, torch.Generator().manual_seed(0))
+    # One positive like the anchor, two negatives at a right angle: -log(e^10 / (e^10 + 2)).
+    expected = math.log(1 + 2 * math.exp(-10))
+    assert float(class_contrast(apart, apart, index, valid)) == pytest.approx(expected, rel=1e-2)
+    assert float(class_contrast(apart, apart, index, torch.zeros_like(valid))) == 0

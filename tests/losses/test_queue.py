@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pclmix.losses.contrast import info_nce
-from pclmix.losses.queue import PrototypeQueue
+from pclmix.losses.contrast import PrototypeQueue, info_nce
 
 
 def test_queue_by_hand() -> None:
@@ -42,7 +41,7 @@ def test_queue_holds_the_last_of_each_class(k: int, length: int, batches: list[i
         assert int(queue.filled[c].sum()) == len(reference[c])
 
 
-def test_queue_is_all_in_the_checkpoint() -> None:
+def test_queue_state_dict_round_trip() -> None:
     queue = PrototypeQueue(2, 3, 4)
     queue.enqueue(torch.randn(3, 2, 3), torch.ones(3, 2) > 0)
     other = PrototypeQueue(2, 3, 4)
@@ -55,7 +54,7 @@ def test_queue_is_all_in_the_checkpoint() -> None:
     assert not list(queue.parameters())
 
 
-def test_the_queue_may_change_between_loss_and_gradient() -> None:
+def test_queue_may_change_between_loss_and_gradient() -> None:
     queue = PrototypeQueue(2, 3, 4)
     queue.enqueue(torch.randn(4, 2, 3), torch.ones(4, 2) > 0)
     label, valid = torch.tensor([0, 1]), torch.ones(2) > 0
@@ -73,7 +72,7 @@ def test_the_queue_may_change_between_loss_and_gradient() -> None:
 
 RANK = """
 import sys, torch, torch.distributed as dist
-from pclmix.losses.queue import PrototypeQueue
+from pclmix.losses.contrast import PrototypeQueue
 rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 queue, rows = PrototypeQueue(2, 1, 5), torch.arange(8.0).view(4, 2, 1)

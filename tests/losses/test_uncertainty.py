@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pclmix.labels import IGNORE
-from pclmix.losses.uncertainty import entropy, entropy_threshold, mean_prediction, pseudo_label
+from pclmix.losses.uncertainty import entropy, entropy_threshold, mean_prediction, pseudo_label, ramp
 
 
 def test_mean_prediction_by_hand() -> None:
@@ -36,6 +36,13 @@ def test_entropy_epsilon_stands_inside_the_logarithm() -> None:
 def test_entropy_gradient() -> None:
     q = torch.rand(1, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(entropy, q)
+
+
+def test_ramp_by_hand() -> None:
+    for t in (0.0, 0.3, 1.0):
+        assert float(ramp(torch.tensor(t))) == pytest.approx(math.exp(-5 * (1 - t) ** 2))
+    assert float(ramp(torch.tensor(0.25), 0.5)) == pytest.approx(math.exp(-5 * 0.25))
+    assert float(ramp(torch.tensor(0.8), 0.5)) == 1
 
 
 def test_threshold_by_hand() -> None:

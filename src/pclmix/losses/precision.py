@@ -1,4 +1,4 @@
-"""Losses are computed in float32 whatever the network computes in."""
+"""Losses are computed in float32, whatever type the network computes in."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ def full(x: Tensor) -> Tensor:
 
 
 def planes(logits: Tensor) -> Tensor:
-    """(B, K, H, W) in float32 with the classes outermost: the layout on which losses over pixels are fastest."""
-    return full(logits).contiguous()
-
-
-def classes_outermost(x: Tensor) -> Tensor:
-    """`full`, and (B, K, H, W) in memory as it is named: with few classes, losses are slower on any other order."""
-    return x.to(full(x[:0]).dtype, memory_format=torch.contiguous_format).contiguous()
+    """`full`, with (B, K, H, W) contiguous: with few classes, losses are slower in any other memory layout."""
+    return logits.to(full(logits[:0]).dtype, memory_format=torch.contiguous_format).contiguous()
 
 
 def no_autocast(like: Tensor) -> torch.autocast:
