@@ -64,7 +64,7 @@ def test_two_processes_equal_one_with_the_whole_batch(tmp_path: Path) -> None:
     torch.testing.assert_close(first["eval"], net(shares[0][0]).detach())
 
 
-def test_one_process_keeps_its_own_batchnorm() -> None:
+def test_one_process_keeps_batchnorm() -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
     assert synchronise_batchnorm(net) is net
     assert type(net[1]) is nn.BatchNorm2d

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pclmix.nets.fold import fold_batchnorm
-from pclmix.nets.segmenter import NETS, build_segmenter
+from pclmix.nets.segmenter import NETS, build_segmenter, fold_batchnorm
 
 
 @pytest.mark.parametrize("name", NETS.names())

@@ -10,16 +10,21 @@ import torch
 from torch import nn
 
 from pclmix.errors import PclmixError
-from pclmix.nets.dual import DualDecoder, build_dual
-from pclmix.nets.encoder import ResNetEncoder
-from pclmix.nets.parameters import count_parameters
-from pclmix.nets.segmenter import NETS, Segmenter, build_decoder, build_segmenter
+from pclmix.methods.base import Task
+from pclmix.methods.pclmix import PCLMix, PCLMixParams
+from pclmix.nets.dual import forward_dual
+from pclmix.nets.resnet import ResNetEncoder
+from pclmix.nets.segmenter import NETS, Segmenter, build_decoder, build_segmenter, count_parameters
+
+
+def build_pclmix(net: str) -> PCLMix:
+    return PCLMix(Task(net, 1, 4, (64, 64)), PCLMixParams()).train()
 
 
 @pytest.fixture(scope="module")
-def dual() -> DualDecoder:
+def dual() -> PCLMix:
     torch.manual_seed(0)
-    return build_dual("resnet18", 1, 4)
+    return build_pclmix("resnet18")
 
 
 @pytest.mark.parametrize("net", NETS.names())
@@ -36,9 +41,9 @@ def test_features_and_logits(net: str) -> None:
 
 
 @pytest.mark.parametrize("side", [32, 64, 96, 224, 256])
-def test_both_decoders_at_several_sizes(dual: DualDecoder, side: int) -> None:
+def test_both_decoders_at_several_sizes(dual: PCLMix, side: int) -> None:
     with torch.no_grad():
-        logits_c, logits_t, embeddings = dual(torch.randn(3, 1, side, side), 2)
+        logits_c, logits_t, embeddings = forward_dual(dual.net, dual.aux, dual.head, torch.randn(3, 1, side, side), 2)
     assert logits_c.shape == logits_t.shape == (3, 4, side, side)
     assert embeddings.shape == (2, 256, side // 8, side // 8)
     torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(2, side // 8, side // 8))
@@ -47,7 +52,7 @@ def test_both_decoders_at_several_sizes(dual: DualDecoder, side: int) -> None:
 
 
 def test_encoder_widths_and_the_place_of_the_stride() -> None:
-    usual, variant = ResNetEncoder("resnet50", 1).eval(), ResNetEncoder("resnet50", 1, stride_in_1x1=True).eval()
+    usual, variant = ResNetEncoder("resnet50", 1).eval(), ResNetEncoder("resnet50v1", 1).eval()
     assert usual.channels == (64, 256, 512, 1024, 2048)
     assert usual.strides == (2, 4, 8, 16, 32)
     variant.load_state_dict(usual.state_dict())
@@ -64,7 +69,7 @@ def test_encoder_widths_and_the_place_of_the_stride() -> None:
 
 def test_parameter_counts() -> None:
     """torchvision's resnet50 has 25 557 032 with its classifier of 2 049 000 and a first kernel of three channels."""
-    model = build_dual("resnet50", 1, 4)
+    model = build_pclmix("resnet50")
     assert count_parameters(model.net.encoder) == 25_557_032 - 2_049_000 - 2 * 64 * 49
     assert count_parameters(model.net.decoder) == 9_013_508
     assert count_parameters(model.aux) == 23_033_950
@@ -74,16 +79,16 @@ def test_parameter_counts() -> None:
     assert count_parameters(model.head) == 0
 
 
-def test_the_inference_model_is_what_lies_under_net(dual: DualDecoder) -> None:
+def test_inference_weights_lie_under_net(dual: PCLMix) -> None:
     torch.manual_seed(1)
     alone = build_segmenter("resnet18", 1, 4).eval()
     inference = {key.removeprefix("net."): value for key, value in dual.state_dict().items() if key.startswith("net.")}
     alone.load_state_dict(inference)
-    assert {key.split(".")[0] for key in dual.state_dict()} == {"net", "aux", "head"}
+    assert {key.split(".")[0] for key in dual.state_dict()} == {"net", "aux", "head", "queue"}
     dual.eval()
     x = torch.randn(2, 1, 64, 64)
     with torch.no_grad():
-        assert torch.equal(alone(x), dual(x, 1).logits_c)
+        assert torch.equal(alone(x), dual(x)[0])
     dual.train()
 
 
@@ -99,44 +104,41 @@ def test_prediction_imports_no_transformer() -> None:
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_gradients_reach_every_parameter(dual: DualDecoder, bf16: bool) -> None:
+def test_gradients_reach_every_parameter(dual: PCLMix, bf16: bool) -> None:
     dual.zero_grad()
     x = torch.randn(3, 1, 64, 64).to(memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        out = dual(x, 2)
+        out = forward_dual(dual.net, dual.aux, dual.head, x, 2)
     sum((o.float() * torch.randn_like(o, dtype=torch.float32)).sum() for o in out).backward()
     grads = {name: parameter.grad for name, parameter in dual.named_parameters()}
     silent = [name for name, grad in grads.items() if grad is None or not grad.isfinite().all() or not grad.any()]
     assert silent == []
 
 
-def test_bf16_is_near_fp32(dual: DualDecoder) -> None:
+def test_bf16_is_close_to_float32(dual: PCLMix) -> None:
     dual.eval()
     x = torch.randn(2, 1, 64, 64)
     with torch.no_grad():
-        exact = dual(x, 1)
+        exact = forward_dual(dual.net, dual.aux, dual.head, x, 1)
         with torch.autocast("cpu", torch.bfloat16):
-            rounded = dual(x, 1)
+            rounded = forward_dual(dual.net, dual.aux, dual.head, x, 1)
     dual.train()
     for a, b in zip(exact, rounded, strict=True):
         assert (a - b.float()).abs().max() < 0.05 * a.abs().max()
 
 
-def test_sides_that_do_not_fit() -> None:
+def test_refuses_sizes_that_strides_do_not_divide() -> None:
     with pytest.raises(PclmixError, match=r"100x64 .* multiples of 32.*128x64"):
         build_segmenter("resnet18", 1, 2)(torch.zeros(2, 1, 100, 64))
     with pytest.raises(PclmixError, match=r"multiples of 16"):
         build_segmenter("unet", 1, 2)(torch.zeros(2, 1, 40, 64))
 
 
-def test_names_that_do_not_fit() -> None:
+def test_refuses_unknown_networks() -> None:
     with pytest.raises(PclmixError, match="Did you mean 'resnet50'"):
         build_segmenter("resnet5", 1, 2)
     with pytest.raises(PclmixError, match="set net= to a resnet"):
-        build_dual("unet", 1, 2)
-    for net in ("resnet18", "unet"):
-        with pytest.raises(PclmixError, match="needs resnet50"):
-            build_segmenter(net, 1, 2, stride_in_1x1=True)
+        build_pclmix("unet")
 
 
 @pytest.mark.parametrize("net", ["unet", "resnet18"])
@@ -153,7 +155,7 @@ def test_unet_dropout_grows_with_depth() -> None:
     assert rates == [0.05, 0.1, 0.2, 0.3, 0.5]
 
 
-def test_a_segmenter_is_any_encoder_and_decoder() -> None:
+def test_segmenter_of_given_encoder_and_decoder() -> None:
     encoder = ResNetEncoder("resnet18", 1)
     model = Segmenter(encoder, build_decoder("resnet18", encoder, 5))
     assert model.multiple == 32

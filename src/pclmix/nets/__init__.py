@@ -1,1 +1,1 @@
-"""Networks: one architecture per file; segmenter.py is what predicts, dual.py what PCLMix trains."""
+"""Networks: segmenter.py is what predicts, dual.py what PCLMix trains beside it."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from pclmix.errors import PclmixError
-from pclmix.nets.decoder import Decoder
-from pclmix.nets.encoder import DEPTHS, Encoder, ResNetEncoder
-from pclmix.nets.unet import FamilyDecoder, UNetEncoder
-from pclmix.nets.unet_decoder import UNetDecoder
+from pclmix.nets.resnet import DEPTHS, Encoder, ResNetEncoder
+from pclmix.nets.unet import Decoder, FamilyDecoder, UNetDecoder, UNetEncoder
 from pclmix.registry import Registry
 
 
@@ -25,7 +28,7 @@ class Segmenter(nn.Module):
 
     @property
     def multiple(self) -> int:
-        """What both sides of an input must be a multiple of."""
+        """Both sides of an input must be multiples of this."""
         return self.encoder.strides[-1]
 
     def features(self, x: Tensor) -> list[Tensor]:
@@ -52,37 +55,65 @@ def check_side(height: int, width: int, multiple: int) -> None:
 
 @dataclass(frozen=True)
 class Net:
-    """How an encoder (of input channels and stride_in_1x1) and a decoder for it (of channels and classes) are made."""
+    """How an encoder (of input channels) and a decoder for it (of channels and classes) are made."""
 
-    encoder: Callable[[int, bool], Encoder]
+    encoder: Callable[[int], Encoder]
     decoder: Callable[[Sequence[int], int], Decoder]
 
 
 NETS: Registry[Net] = Registry("network")
 
 
-def _unet_encoder(in_channels: int, stride_in_1x1: bool) -> Encoder:
-    if stride_in_1x1:
-        raise PclmixError("encoder.stride_in_1x1=true needs resnet50: unet has no strided convolution")
-    return UNetEncoder(in_channels)
-
-
-def _resnet_encoder(name: str) -> Callable[[int, bool], Encoder]:
-    return lambda in_channels, stride_in_1x1: ResNetEncoder(name, in_channels, stride_in_1x1)
-
-
-NETS.register("unet")(Net(_unet_encoder, FamilyDecoder))
+NETS.register("unet")(Net(UNetEncoder, FamilyDecoder))
 for _name in DEPTHS.names():
-    NETS.register(_name)(Net(_resnet_encoder(_name), UNetDecoder))
+    NETS.register(_name)(Net(partial(ResNetEncoder, _name), UNetDecoder))
 
 
-def build_segmenter(net: str, in_channels: int, classes: int, stride_in_1x1: bool = False) -> Segmenter:
+def build_segmenter(net: str, in_channels: int, classes: int) -> Segmenter:
     """A network by name, randomly initialised from torch's global generator; `classes` counts the background."""
     entry = NETS.find(net)
-    encoder = entry.encoder(in_channels, stride_in_1x1)
+    encoder = entry.encoder(in_channels)
     return Segmenter(encoder, entry.decoder(encoder.channels, classes))
 
 
 def build_decoder(net: str, encoder: Encoder, classes: int) -> Decoder:
     """A second CNN decoder of the kind that `net` has, for the features of `encoder`."""
     return NETS.find(net).decoder(encoder.channels, classes)
+
+
+class Ensemble(nn.Module):
+    """Several networks as one: logits (B, K, H, W) whose softmax is the mean of the networks' softmax."""
+
+    def __init__(self, nets: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nets)
+
+    def forward(self, image: Tensor) -> Tensor:
+        logs = torch.stack([net(image).float().log_softmax(1) for net in self.nets])
+        return logs.logsumexp(0) - math.log(len(self.nets))  # not a tensor constant, which a CUDA graph cannot copy
+
+
+def fold_batchnorm(module: nn.Module) -> nn.Module:
+    """Fold, in place, every BatchNorm that follows a convolution; returns the module, in evaluation mode.
+
+    Pairs are found by position in a Sequential, elsewhere by name: `bn1` follows `conv1`, as in every ResNet. The
+    result equals the original up to rounding and is for prediction only; its state dict has other keys.
+    """
+    module.eval()
+    for parent in module.modules():
+        children = dict(parent.named_children())
+        if isinstance(parent, nn.Sequential):
+            pairs = list(pairwise(children))
+        else:
+            pairs = [(name, name.replace("conv", "bn")) for name in children if name.startswith("conv")]
+        for first, second in pairs:
+            conv, norm = children[first], children.get(second)
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(parent, first, fuse_conv_bn_eval(conv, norm))
+                setattr(parent, second, nn.Identity())
+    return module
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Trainable values of `module`; a parameter used in two places counts once."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

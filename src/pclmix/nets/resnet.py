@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pclmix.errors import PclmixError
-from pclmix.nets.norm_act import convolve, norm_act, norm_act_for
+from pclmix.kernels.ops import norm_act, norm_act_for
 from pclmix.registry import Registry
 
 
 @dataclass(frozen=True)
 class Depth:
-    """The kernels of a ResNet's blocks, how many blocks each layer has, and how wide they are."""
+    """The kernels of a ResNet's blocks, how many blocks each layer has, how wide they are, which kernel is strided."""
 
     kernels: tuple[int, ...]
     layers: tuple[int, int, int, int]
     expansion: int
     widths: tuple[int, int, int, int] = (64, 128, 256, 512)
+    strided: int = 0  # of the kernels, in the first block of layers 2 to 4
 
 
 BASIC, BOTTLENECK = (3, 3), (1, 3, 1)
@@ -30,11 +30,12 @@ DEPTHS: Registry[Depth] = Registry("encoder")
 DEPTHS.register("resnet10")(Depth(BASIC, (1, 1, 1, 1), 1, (16, 32, 64, 128)))  # ours, thin: for a CPU
 DEPTHS.register("resnet18")(Depth(BASIC, (2, 2, 2, 2), 1))
 DEPTHS.register("resnet34")(Depth(BASIC, (3, 4, 6, 3), 1))
-DEPTHS.register("resnet50")(Depth(BOTTLENECK, (3, 4, 6, 3), 4))
+DEPTHS.register("resnet50")(Depth(BOTTLENECK, (3, 4, 6, 3), 4, strided=1))
+DEPTHS.register("resnet50v1")(Depth(BOTTLENECK, (3, 4, 6, 3), 4, strided=0))
 
 
 class Encoder(nn.Module):
-    """What a decoder may rely on: features finest first, with these channels at these strides."""
+    """The interface that decoders rely on: features, finest first, with these channels at these strides."""
 
     channels: tuple[int, ...]
     strides: tuple[int, ...]
@@ -44,24 +45,21 @@ class ResNetEncoder(Encoder):
     """A ResNet by name: image (B, C, H, W) to features at strides 2, 4, 8, 16, 32.
 
     Channels are 64, 256, 512, 1024, 2048 for resnet50, 64, 64, 128, 256, 512 for resnet18 and resnet34.
-    `stride_in_1x1` moves the stride of layers 2 to 4 from the 3x3 to the first 1x1 convolution (some public weights
-    were trained so); only resnet50 has that convolution. The layout of the weights is the same, the features are not.
+    ResNet-50 has two versions: torchvision's (`resnet50`) has the stride of layers 2 to 4 on the 3x3 convolution, the
+    original (`resnet50v1`) on the first 1x1 convolution. The names and shapes of the weights are the same, the features
+    are not: `weights.fitting_net` tells which version a file was trained in.
     """
 
     strides = (2, 4, 8, 16, 32)
 
-    def __init__(self, name: str, in_channels: int, stride_in_1x1: bool = False) -> None:
+    def __init__(self, name: str, in_channels: int) -> None:
         super().__init__()
         depth = DEPTHS.find(name)
-        if stride_in_1x1 and depth.kernels != BOTTLENECK:
-            raise PclmixError(f"encoder.stride_in_1x1=true needs resnet50: {name} has no 1x1 convolution to stride")
         self.name = name
-        self.stride_in_1x1 = stride_in_1x1
         self.channels = (depth.widths[0], *(width * depth.expansion for width in depth.widths))
         self.conv1 = nn.Conv2d(in_channels, depth.widths[0], 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(depth.widths[0])
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        strided = 0 if stride_in_1x1 else depth.kernels.index(3)
         self.layer1, self.layer2, self.layer3, self.layer4 = (
             nn.Sequential(
                 *(
@@ -69,7 +67,7 @@ class ResNetEncoder(Encoder):
                         self.channels[layer] if number == 0 else self.channels[layer + 1],
                         (*[depth.widths[layer]] * (len(depth.kernels) - 1), self.channels[layer + 1]),
                         depth.kernels,
-                        {strided: 2} if layer > 0 and number == 0 else {},
+                        {depth.strided: 2} if layer > 0 and number == 0 else {},
                     )
                     for number in range(depth.layers[layer])
                 )
@@ -117,7 +115,7 @@ class Block(nn.Module):
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
-        """The definition; `residual_block` computes the same."""
+        """The plain definition; `residual_block` computes the same with kernels."""
         shortcut = x if self.downsample is None else self.downsample(x)
         for number in range(1, self.count + 1):
             x = self.norm(number)(self.conv(number)(x))
@@ -132,14 +130,14 @@ class Block(nn.Module):
 
 
 def residual_block(block: Block, x: Tensor, shortcut: Tensor) -> tuple[Tensor, ...]:
-    """What the block computes, with norm_act.
+    """The block by way of ops.norm_act.
 
-    `shortcut` is x, too, and so are the three results one map: for the next block's convolutions, for its shortcut, and
-    for whoever reads the feature.
+    `x` and `shortcut` hold the same values, and so do the three results: one for the convolutions of the next block,
+    one for its shortcut, one for the decoders. The kernel of the norm adds their gradients.
     """
     if block.downsample is not None:
         conv, norm = block.downsample
-        shortcut = norm_act(norm, convolve(conv, shortcut), relu=False)
+        shortcut = norm_act(norm, conv(shortcut), relu=False)
     for number in range(1, block.count):
-        x = norm_act(block.norm(number), convolve(block.conv(number), x))
-    return norm_act_for(3, block.norm(block.count), convolve(block.conv(block.count), x), shortcut)
+        x = norm_act(block.norm(number), block.conv(number)(x))
+    return norm_act_for(3, block.norm(block.count), block.conv(block.count)(x), shortcut)

@@ -1,19 +1,24 @@
 """Pretrained encoder weights: `encoder.weights` is none, imagenet, or a file with torchvision's key names.
 
 ImageNet weights expect colour images normalised per channel, (x - mean) / std; ours are scaled to [0, 1]. The
-normalisation is folded into the first convolution, so that no later step has to know of it.
+normalisation is folded into the first convolution, so that no later step has to know of it. ResNet-50 has two versions
+that stride in different places and name their weights alike; a file's own statistics tell which one it is of.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from pclmix.errors import PclmixError
-from pclmix.nets.encoder import Encoder, ResNetEncoder
+from pclmix.errors import PclmixError, load_failure
+from pclmix.nets.resnet import Block, Encoder, ResNetEncoder
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -28,7 +33,7 @@ State = dict[str, Tensor]
 
 
 def load_encoder_weights(encoder: Encoder, spec: str, in_channels: int) -> None:
-    """Fill `encoder`, which reads `in_channels` channels in [0, 1], as `encoder.weights` says.
+    """Fill `encoder`, which reads `in_channels` channels in [0, 1], with the weights that `encoder.weights` names.
 
     `none` leaves it as it is. `imagenet` takes torchvision's public weights from torch.hub's cache, downloading them
     once. Anything else is a .pth or .safetensors file, in any float type, with or without the classifier (`fc`).
@@ -60,9 +65,10 @@ def load_encoder_weights(encoder: Encoder, spec: str, in_channels: int) -> None:
 
 def download(encoder: ResNetEncoder) -> State:
     """Torchvision's ImageNet weights for `encoder`, through torch.hub's cache."""
-    if encoder.stride_in_1x1:
+    if encoder.name not in PUBLIC:
         raise PclmixError(
-            "encoder.weights=imagenet has the stride on the 3x3 convolution: set encoder.stride_in_1x1=false"
+            f"encoder.weights=imagenet: there are no such weights of {encoder.name}; set net= to one of "
+            f"{', '.join(PUBLIC)}, or encoder.weights= to a file or none"
         )
     url = PUBLIC[encoder.name]
     try:
@@ -79,6 +85,15 @@ def download(encoder: ResNetEncoder) -> State:
 def read_weights(path: Path) -> State:
     """A state dict of a .pth (read without running code from it) or .safetensors file."""
     try:
+        found = path.stat()
+    except OSError:
+        raise PclmixError(f"encoder.weights={path}: no such file; the other choices are none and imagenet") from None
+    return dict(_read_weights(path, found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=1)  # one start of training asks for the same file several times
+def _read_weights(path: Path, modified: int, size: int) -> State:
+    try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
@@ -87,13 +102,10 @@ def read_weights(path: Path) -> State:
             state = torch.load(path, map_location="cpu", weights_only=True)
         else:
             raise PclmixError(f"encoder.weights={path}: must be none, imagenet, or a .pth or .safetensors file")
-    except FileNotFoundError:
-        raise PclmixError(f"encoder.weights={path}: no such file; the other choices are none and imagenet") from None
     except PclmixError:
         raise
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, _safetensors_error()) as error:
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PclmixError(f"encoder.weights={path}: cannot be read as a file of weights ({detail})") from error
+        raise PclmixError(f"encoder.weights={path}: not a readable file of weights ({load_failure(error)})") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise PclmixError(f"encoder.weights={path}: holds something else than named tensors; save a plain state dict")
     return state
@@ -106,14 +118,66 @@ def _safetensors_error() -> type[Exception]:
     return error
 
 
+def fitting_net(net: str, spec: str, known: str | None = None) -> str:
+    """`resnet50v1` for `resnet50` where the file `spec` holds weights of that version; any other `net` as it is.
+
+    `spec` as in `load_encoder_weights`. `known`: the network of the run that is resumed, which needs no file any more.
+    """
+    if net != "resnet50" or spec in ("none", "imagenet"):
+        return net
+    if known in ("resnet50", "resnet50v1"):
+        return known
+    return "resnet50v1" if strides_on_1x1(read_weights(Path(spec))) else net
+
+
+def strides_on_1x1(state: State) -> bool:
+    """Whether weights of a ResNet-50 were trained with the strides on the first 1x1 convolutions (`resnet50v1`).
+
+    With the stride there, the 3x3 convolution that follows sees pixels that lie twice as far apart, so its outputs
+    vary differently. Photographs go through the first strided block both ways; BatchNorm's running variances, which
+    training left in the file, fit one of them. The measure is the spread over channels of the logarithm of the ratio.
+    ImageNet weights of version 1 have 0.17 that way against 0.30 the other; with statistics computed again for the
+    usual version they have 0.27 against 0.20. Anything less clear counts as the usual version.
+    """
+    kernel = state.get("conv1.weight")
+    channels = 3 if kernel is None or kernel.ndim != 4 else kernel.shape[1]
+    with torch.device("meta"):
+        encoder = ResNetEncoder("resnet50", channels)
+    state = adapt_input({k: v for k, v in state.items() if not k.startswith("fc.")}, channels)
+    counters = {k: torch.zeros(()) for k in encoder.state_dict() if k.endswith("num_batches_tracked")}
+    if misfits(counters | state, encoder.state_dict()):
+        return False  # load_encoder_weights will say what is wrong with it
+    encoder.load_state_dict(counters | state, assign=True)
+    block = encoder.eval().layer2[0]
+    assert isinstance(block, Block)
+    with torch.no_grad():
+        x = torch.stack([photo if channels == 3 else photo.mean(0).expand(channels, -1, -1) for photo in photographs()])
+        x = encoder.layer1(encoder.maxpool(F.relu(encoder.bn1(encoder.conv1(x)))))
+        x = F.relu(block.norm(1)(F.conv2d(x, state["layer2.0.conv1.weight"])))
+        kernel, trained = state["layer2.0.conv2.weight"], state["layer2.0.bn2.running_var"]
+        outputs = F.conv2d(x[..., ::2, ::2], kernel, padding=1), F.conv2d(x, kernel, stride=2, padding=1)
+        first, usual = (float((y.var((0, 2, 3)).log() - trained.log()).std()) for y in outputs)
+    return first < 0.8 * usual
+
+
+def photographs(side: int = 224) -> Iterator[Tensor]:
+    """A few of scikit-image's own, (3, side, side) in [0, 1]."""
+    from skimage import data
+
+    for image in (data.astronaut(), data.chelsea(), data.coffee(), data.rocket()):
+        colours = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 255
+        shorter = min(colours.shape[2:])
+        yield F.interpolate(colours[:, :, :shorter, :shorter], size=(side, side), mode="area")[0]
+
+
 def adapt_input(state: State, in_channels: int) -> State:
     """Make `conv1` read `in_channels` channels in [0, 1]; everything in float32.
 
     A colour kernel w (O, 3, h, w) has its normalisation folded in: w_c / std_c, and the constant that the means add to
     every output, sum w_c mean_c / std_c, moves bn1.running_mean. At the border the convolution then pads with black
     where the original padded with the mean colour. One channel gets the sum over the colours; any other number than
-    three gets that sum divided by the number, so that equal channels look like one. A kernel of one channel is taken
-    to read [0, 1] already. Anything else is left for the check of shapes to refuse.
+    three gets that sum divided by the number, so that equal channels act as one. A kernel of one channel is assumed to
+    read [0, 1] already. Any other shape is refused by the check that follows.
     """
     state = {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
     weight, mean = state.get("conv1.weight"), state.get("bn1.running_mean")
@@ -132,7 +196,7 @@ def adapt_input(state: State, in_channels: int) -> State:
 
 
 def misfits(state: State, expected: State) -> list[str]:
-    """What keeps `state` from filling `expected`, a line for each key: missing, unknown, or of another shape."""
+    """The keys of `state` that do not fit `expected`, a line each: missing, unknown, or of another shape."""
     lines = [f"{key}: missing" for key in expected if key not in state]
     lines += [f"{key}: unknown" for key in state if key not in expected]
     lines += [

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.error import URLError
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from skimage import data
 from torch import Tensor
 
 from pclmix.errors import PclmixError
-from pclmix.nets.encoder import ResNetEncoder
-from pclmix.nets.pretrained import MEAN, STD, load_encoder_weights
+from pclmix.nets.resnet import ResNetEncoder
 from pclmix.nets.segmenter import build_segmenter
+from pclmix.nets.weights import MEAN, STD, adapt_input, fitting_net, load_encoder_weights, strides_on_1x1
 
 PUBLIC_FILE = Path(__file__).parents[2] / "../shared/weights/resnet50_imagenet_fp16.safetensors"
+NO_FILE = f"needs ../shared/weights/{PUBLIC_FILE.name}"
 
 
 def reference(encoder: ResNetEncoder, colour: Tensor) -> list[Tensor]:
@@ -35,10 +39,10 @@ def reference(encoder: ResNetEncoder, colour: Tensor) -> list[Tensor]:
     return features
 
 
-def lively(name: str, stride_in_1x1: bool = False) -> ResNetEncoder:
+def lively(name: str) -> ResNetEncoder:
     """A colour encoder whose BatchNorm statistics are not the trivial ones."""
     torch.manual_seed(0)
-    encoder = ResNetEncoder(name, 3, stride_in_1x1)
+    encoder = ResNetEncoder(name, 3)
     for module in encoder.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.normal_(std=0.1)
@@ -66,12 +70,12 @@ def test_folding_keeps_the_features(tmp_path: Path, in_channels: int, ending: st
             torch.testing.assert_close(feature, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not PUBLIC_FILE.exists(), reason="the public weights are not here")
+@pytest.mark.skipif(not PUBLIC_FILE.exists(), reason=NO_FILE)
 def test_folding_the_public_weights() -> None:
     state = {key: value.float() for key, value in load_file(PUBLIC_FILE).items()}
-    colour = ResNetEncoder("resnet50", 3, stride_in_1x1=True).eval()
+    colour = ResNetEncoder("resnet50v1", 3).eval()
     colour.load_state_dict(state, strict=False)
-    folded = ResNetEncoder("resnet50", 1, stride_in_1x1=True).eval()
+    folded = ResNetEncoder("resnet50v1", 1).eval()
     load_encoder_weights(folded, str(PUBLIC_FILE), 1)
     with torch.no_grad():
         grey = torch.rand(1, 1, 96, 96)
@@ -88,7 +92,7 @@ def test_one_channel_half_precision_file(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.conv1.weight, saved.conv1.weight.half().float())
 
 
-def test_a_partial_or_foreign_file_is_refused_with_its_keys(tmp_path: Path) -> None:
+def test_refuses_partial_or_foreign_files_by_key(tmp_path: Path) -> None:
     state = ResNetEncoder("resnet18", 1).state_dict()
     state["layer9.weight"] = state.pop("layer4.1.conv2.weight")
     state["layer1.0.bn1.bias"] = torch.zeros(3)
@@ -104,7 +108,7 @@ def test_a_partial_or_foreign_file_is_refused_with_its_keys(tmp_path: Path) -> N
     assert all(torch.equal(before[k], v) for k, v in encoder.state_dict().items())
 
 
-def test_another_depth_is_refused(tmp_path: Path) -> None:
+def test_refuses_weights_of_another_depth(tmp_path: Path) -> None:
     torch.save(ResNetEncoder("resnet34", 1).state_dict(), tmp_path / "w.pth")
     with pytest.raises(PclmixError, match="and 76 more"):
         load_encoder_weights(ResNetEncoder("resnet18", 1), str(tmp_path / "w.pth"), 1)
@@ -115,9 +119,9 @@ def test_another_depth_is_refused(tmp_path: Path) -> None:
     [
         ("absent.pth", None, "no such file"),
         ("weights.txt", b"1", r"must be none, imagenet, or a \.pth"),
-        ("damaged.pth", b"not a pickle", "cannot be read"),
-        ("empty.pth", b"", "cannot be read"),
-        ("damaged.safetensors", b"\xff" * 40, "cannot be read"),
+        ("damaged.pth", b"not a pickle", "not a readable file"),
+        ("empty.pth", b"", "not a readable file"),
+        ("damaged.safetensors", b"\xff" * 40, "not a readable file"),
     ],
 )
 def test_unreadable_files(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
@@ -127,19 +131,19 @@ def test_unreadable_files(tmp_path: Path, name: str, content: bytes | None, mess
         load_encoder_weights(ResNetEncoder("resnet18", 1), str(tmp_path / name), 1)
 
 
-def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
+def test_never_runs_code_from_a_file(tmp_path: Path) -> None:
     torch.save({"conv1.weight": Path("x")}, tmp_path / "w.pth")
-    with pytest.raises(PclmixError, match="cannot be read"):
+    with pytest.raises(PclmixError, match="not a readable file"):
         load_encoder_weights(ResNetEncoder("resnet18", 1), str(tmp_path / "w.pth"), 1)
 
 
-def test_something_else_than_tensors(tmp_path: Path) -> None:
+def test_refuses_files_without_tensors(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "w.pth")
     with pytest.raises(PclmixError, match="plain state dict"):
         load_encoder_weights(ResNetEncoder("resnet18", 1), str(tmp_path / "w.pth"), 1)
 
 
-def test_imagenet_offline_says_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagenet_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise URLError("no network")
 
@@ -148,7 +152,7 @@ def test_imagenet_offline_says_the_way_out(monkeypatch: pytest.MonkeyPatch) -> N
         load_encoder_weights(ResNetEncoder("resnet18", 1), "imagenet", 1)
 
 
-def test_imagenet_comes_through_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imagenet_uses_the_hub_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     colour = lively("resnet18")
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *a, **k: dict(colour.state_dict()))
     encoder = ResNetEncoder("resnet18", 1)
@@ -156,12 +160,71 @@ def test_imagenet_comes_through_the_hub(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(encoder.layer4[1].conv2.weight, colour.layer4[1].conv2.weight)
 
 
-def test_imagenet_and_the_other_stride_exclude_each_other() -> None:
-    with pytest.raises(PclmixError, match="stride_in_1x1=false"):
-        load_encoder_weights(ResNetEncoder("resnet50", 1, stride_in_1x1=True), "imagenet", 1)
+@pytest.mark.parametrize("name", ["resnet10", "resnet50v1"])
+def test_imagenet_needs_a_network_with_public_weights(name: str) -> None:
+    with pytest.raises(PclmixError, match=r"encoder\.weights=imagenet"):
+        load_encoder_weights(ResNetEncoder(name, 1), "imagenet", 1)
 
 
-def test_a_network_without_public_weights() -> None:
+@pytest.mark.skipif(not PUBLIC_FILE.exists(), reason=NO_FILE)
+def test_recognises_the_version_of_the_public_weights() -> None:
+    assert fitting_net("resnet50", str(PUBLIC_FILE)) == "resnet50v1"
+    assert fitting_net("resnet50v1", str(PUBLIC_FILE)) == "resnet50v1"
+    assert fitting_net("resnet34", str(PUBLIC_FILE)) == "resnet34"
+
+
+@pytest.mark.skipif(not PUBLIC_FILE.exists(), reason=NO_FILE)
+@pytest.mark.parametrize("name", ["resnet50", "resnet50v1"])
+def test_recognises_the_version_of_trained_weights_by_their_statistics(name: str) -> None:
+    """The public weights with their statistics computed again, on other photographs, in each version."""
+    encoder = ResNetEncoder(name, 3)
+    encoder.load_state_dict({key: value.float() for key, value in load_file(PUBLIC_FILE).items()}, strict=False)
+    images = (data.immunohistochemistry(), data.retina(), data.camera(), data.hubble_deep_field(), data.coins())
+    assert strides_on_1x1(with_statistics(encoder, images)) is (name == "resnet50v1")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", ["resnet50", "resnet50v1"])
+def test_recognises_the_version_of_smooth_and_rough_kernels(tmp_path: Path, name: str, channels: int) -> None:
+    """Random weights but for one layer: the farther apart the pixels it sees, the less its outputs differ."""
+    torch.manual_seed(0)
+    encoder = ResNetEncoder(name, 3)
+    kernel = encoder.layer2[0].conv2.weight
+    smooth, rough = torch.ones(3, 3), torch.tensor([[-1.0, -2, -1], [0, 0, 0], [1, 2, 1]])
+    with torch.no_grad():
+        kernel.copy_(torch.randn(*kernel.shape[:2], 1, 1) * smooth)
+        kernel[::2] = torch.randn(len(kernel[::2]), kernel.shape[1], 1, 1) * rough
+    state = with_statistics(encoder, (data.camera(), data.coins(), data.retina()))
+    file = tmp_path / "w.pth"
+    torch.save(state if channels == 3 else adapt_input(state, 1), file)
+    assert fitting_net("resnet50", str(file)) == name
+    # A run that goes on needs no file.
+    assert fitting_net("resnet50", str(tmp_path / "gone.pth"), known=name) == name
+
+
+def with_statistics(encoder: ResNetEncoder, images: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """The weights of a colour encoder with the statistics that the images give, for (x - mean) / std."""
+    batch = []
+    for image in images:
+        x = torch.from_numpy(image.copy()).float() / 255
+        x = x.expand(3, -1, -1) if x.ndim == 2 else x.permute(2, 0, 1)
+        batch.append(F.interpolate(x[None], size=(128, 128), mode="area")[0])
+    for module in encoder.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+            module.reset_running_stats()
+    x = torch.stack(batch)
+    with torch.no_grad():
+        encoder.train()((x - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1))
+    return {key: value for key, value in encoder.state_dict().items() if "num_batches" not in key}
+
+
+def test_version_of_weights_that_do_not_fit(tmp_path: Path) -> None:
+    torch.save(ResNetEncoder("resnet18", 1).state_dict(), tmp_path / "w.pth")
+    assert fitting_net("resnet50", str(tmp_path / "w.pth")) == "resnet50"
+
+
+def test_unet_has_no_public_weights() -> None:
     encoder = build_segmenter("unet", 1, 4).encoder
     load_encoder_weights(encoder, "none", 1)
     with pytest.raises(PclmixError, match="needs a resnet"):
