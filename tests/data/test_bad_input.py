@@ -207,9 +207,16 @@ def test_not_a_dataset(dataset, tmp_path, run):
     assert_refused(run("check", dataset / "imagesTr"), "not a dataset")
 
 
-def test_a_case_without_any_stroke(dataset, run):
+def test_cases_without_any_stroke(dataset, run):
+    """One takes part unlabelled, which check says; a dataset of such cases is refused."""
     resave(dataset / "labelsTr" / f"{CASE}.nii.gz", lambda a: np.full_like(a, 4))
-    assert_refused(run("check", dataset), CASE, "no stroke at all")
+    result = run("check", dataset, "--json")
+    assert result.code == 0
+    (finding,) = (found for found in json.loads(result.out)["findings"] if found["kind"] == "empty")
+    assert (finding["level"], finding["case"]) == ("warning", CASE)
+    for path in (dataset / "labelsTr").iterdir():
+        resave(path, lambda a: np.full_like(a, 4))
+    assert_refused(run("check", dataset), "no case has a stroke")
 
 
 def test_output_that_exists(acdc_tree, dataset, run):

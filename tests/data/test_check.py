@@ -93,15 +93,15 @@ def test_every_bad_file_is_found_in_one_go(dataset, run):
     assert "and 3 more errors" in result.err
 
 
-def test_require_sound_looks_at_its_cases_and_keeps_masks_closed(dataset):
+def test_only_the_files_asked_for_are_checked(dataset):
     opened = Dataset.open(dataset)
     (dataset / "imagesTr" / f"{CASE}_0000.nii.gz").write_bytes(b"junk")
     (dataset / "referenceTr" / "patient002_frame01.nii.gz").write_bytes(b"junk")
     with pytest.raises(PclmixError, match=CASE):
-        require_sound(opened, [CASE])
-    assert require_sound(opened, ["patient002_frame01"]).cases == 1
+        require_sound(opened, check(opened, [CASE], references=False).findings)
+    require_sound(opened, check(opened, ["patient002_frame01"], references=False).findings)
     with pytest.raises(PclmixError, match="referenceTr"):
-        require_sound(opened, ["patient002_frame01"], references=True)
+        require_sound(opened, check(opened, ["patient002_frame01"]).findings)
 
 
 def test_a_header_that_defeats_the_library_is_a_finding(dataset):
@@ -114,3 +114,59 @@ def test_a_header_that_defeats_the_library_is_a_finding(dataset):
     (finding,) = check(Dataset.open(dataset)).errors
     assert finding.case == CASE
     assert str(path) in finding.message
+
+
+def test_strokes_that_the_working_size_loses(dataset, run):
+    """Two classes in one pixel: one of them has to go, and the warning names it and the case."""
+    report = check(Dataset.open(dataset), size=(64, 64))
+    assert [c.kept for c in report.classes] == [1.0] * 4
+    result = run("check", dataset, "--size", 1, 1, "--json")
+    assert result.code == 0
+    content = json.loads(result.out)
+    assert content["size"] == [1, 1]
+    assert sum(c["kept"] for c in content["classes"]) < 4
+    found = [f for f in content["findings"] if f["kind"] == "class vanishes"]
+    assert {f["case"] for f in found} == set(Dataset.open(dataset).cases)
+    assert all(f["level"] == "warning" for f in found)
+
+
+def test_a_class_that_nobody_looked_for_is_not_missed(dataset, run, edit_json):
+    edit(dataset / "labelsTr" / f"{CASE}.nii.gz", lambda a: a.__setitem__(a == 3, 4))
+    edit_json(dataset / "dataset.json", lambda d: d.update(not_annotated={CASE: ["LV"]}))
+    assert check(Dataset.open(dataset)).findings == ()
+    edit_json(dataset / "dataset.json", lambda d: d.update(not_annotated={CASE: ["Myo"]}))
+    kinds = {f.kind for f in check(Dataset.open(dataset)).findings}
+    assert kinds == {"not annotated", "class without a stroke"}
+    for wrong, key in (({"nobody": ["LV"]}, "nobody"), ({CASE: ["LW"]}, "LW"), ([CASE], "not_annotated")):
+        edit_json(dataset / "dataset.json", lambda d, wrong=wrong: d.update(not_annotated=wrong))
+        result = run("check", dataset)
+        assert result.code == 2
+        assert key in result.err
+
+
+def test_channels_that_no_image_has_are_one_finding(dataset, run, edit_json):
+    edit_json(dataset / "dataset.json", lambda d: d.update(channel_names={"0": "MRI", "1": "CT"}))
+    (finding,) = check(Dataset.open(dataset)).errors
+    assert (finding.kind, finding.file, finding.count) == ("channels", "dataset.json", 6)
+    result = run("check", dataset)
+    assert result.code == 2
+    assert len(result.err.strip().splitlines()) <= 2
+    assert "channel_names" in result.err
+
+
+def test_files_of_channels_that_dataset_json_does_not_name_are_one_finding(dataset):
+    for path in list((dataset / "imagesTr").iterdir()):
+        path.with_name(path.name.replace("_0000", "_0001")).write_bytes(path.read_bytes())
+    (finding,) = check(Dataset.open(dataset)).errors
+    assert finding.file == "imagesTr/patient001_frame01_0001.nii.gz"
+
+
+def test_the_table_shows_a_few_findings_of_a_kind(dataset, run, monkeypatch):
+    monkeypatch.setattr("pclmix.cli.data._ROWS", 2)
+    for path in (dataset / "labelsTr").iterdir():
+        edit(path, lambda a: a.__setitem__(a == 3, 4))
+    result = run("check", dataset)
+    assert result.code == 0
+    assert result.out.count("has no stroke of LV") <= 2
+    assert "and 4 more" in result.out
+    assert len(json.loads(run("check", dataset, "--json").out)["findings"]) == 6

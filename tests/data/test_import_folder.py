@@ -146,7 +146,7 @@ def test_folder_takes_labels_from_folders_below(tmp_path):
 def test_folder_says_which_half_is_missing(tmp_path):
     root = pictures(tmp_path / "src", ["a", "bb"], values=(0, 1), nothing=2)
     (root / "scribbles" / "bb.png").unlink()
-    with pytest.raises(PclmixError, match=r"bb\.png has no scribble named 'bb'.*pclmix scribble"):
+    with pytest.raises(PclmixError, match=r"bb\.png.*--skip-unmatched"):
         import_dataset("folder", root, tmp_path / "out")
     (root / "images" / "bb.png").unlink()
     (root / "images" / "a.png").unlink()
@@ -155,3 +155,131 @@ def test_folder_says_which_half_is_missing(tmp_path):
     shutil.rmtree(root / "scribbles")
     with pytest.raises(PclmixError, match="no subfolder 'scribbles'; draw some from the masks"):
         import_dataset("folder", root, tmp_path / "out")
+
+
+def test_unmatched_files_are_listed_in_one_error_or_left_out(tmp_path, run):
+    root = pictures(tmp_path / "src", [f"c{n}" for n in range(9)], values=(0, 1), nothing=2)
+    for n in (1, 2):
+        (root / "scribbles" / f"c{n}.png").unlink()
+    (root / "images" / "c3.png").unlink()
+    result = run("import", "folder", root, tmp_path / "out")
+    assert result.code == 2
+    for name in ("images/c1.png", "images/c2.png", "scribbles/c3.png", "--skip-unmatched"):
+        assert name in result.err
+    assert not (tmp_path / "out").exists()
+    result = run("import", "folder", root, tmp_path / "out", "--skip-unmatched")
+    assert result.code == 0
+    assert "c1.png" in result.err
+    assert "c3.png" in result.err
+    assert Dataset.open(tmp_path / "out").cases == ("c0", "c4", "c5", "c6", "c7", "c8")
+    for path in (root / "scribbles").iterdir():
+        path.rename(path.with_name(f"other{path.name}"))
+    assert run("import", "folder", root, tmp_path / "none", "--skip-unmatched").code == 2
+
+
+def test_cases_without_a_scribble_may_be_labelled_by_their_mask(tmp_path, run):
+    root = pictures(tmp_path / "src", ["a", "b", "c"], values=(0, 1), nothing=255)
+    (root / "scribbles" / "b.png").unlink()
+    assert run("import", "folder", root, tmp_path / "no").code == 2
+    result = run("import", "folder", root, tmp_path / "out", "--dense")
+    assert result.code == 0
+    made = Dataset.open(tmp_path / "out")
+    assert made.cases == ("a", "b", "c")
+    labels = made.read_scribble("b")[0]
+    np.testing.assert_array_equal(labels, made.read_reference("b")[0])
+    assert (labels >= 0).all()
+    assert (made.read_scribble("a")[0] < 0).any()
+    assert check(made).errors == []
+
+
+def test_label_pictures_of_three_equal_planes(tmp_path):
+    root = pictures(tmp_path / "src", ["a", "b"], values=(0, 1), nothing=2)
+    for path in [*(root / "scribbles").iterdir(), *(root / "masks").iterdir()]:
+        Image.open(path).convert("RGB").save(path)
+    made, _ = import_dataset("folder", root, tmp_path / "out")
+    assert made.labels.names == ("background", "1")
+    assert check(made).findings == ()
+    coloured = np.zeros((8, 9, 3), np.uint8)
+    coloured[..., 0] = 1
+    Image.fromarray(coloured).save(root / "scribbles" / "a.png")
+    with pytest.raises(PclmixError, match=r"scribbles/a\.png"):
+        import_dataset("folder", root, tmp_path / "no")
+
+
+def test_a_folder_of_scribbles_is_not_searched_for_images(tmp_path, run):
+    """Images lie in folders below SRC, and so do the labels."""
+    root = pictures(tmp_path / "made", ["a", "b"], values=(0, 1), nothing=2)
+    source = tmp_path / "src"
+    source.mkdir()
+    (root / "images").rename(source / "pictures")
+    (root / "scribbles").rename(source / "drawn")
+    (root / "masks").rename(source / "truth")
+    options = Options(scribbles=source / "drawn", masks=source / "truth")
+    made, _ = import_dataset("folder", source, tmp_path / "out", options)
+    assert made.cases == ("a", "b")
+    result = run("import", "folder", source / "drawn", tmp_path / "no", "--scribbles", source / "drawn")
+    assert result.code == 2
+    assert "--scribbles" in result.err
+
+
+def test_several_people_drew_and_one_is_chosen(tmp_path, run):
+    root = pictures(tmp_path / "src", ["a", "b"], values=(0, 1), nothing=255)
+    shutil.copytree(root / "scribbles", root / "scribbles_1")
+    (root / "scribbles").rename(root / "scribbles_0")
+    result = run("import", "folder", root, tmp_path / "out")
+    assert result.code == 2
+    assert f"--scribbles {root / 'scribbles_0'}" in result.err
+    assert run("import", "folder", root, tmp_path / "out", "--scribbles", root / "scribbles_0").code == 0
+
+
+def two_maps(root: Path) -> Path:
+    """The strokes of `pictures` as positive and negative maps of 0 and 255."""
+    for name, value in (("positive", 1), ("negative", 0)):
+        (root / "drawn" / name).mkdir(parents=True)
+        for path in (root / "scribbles").iterdir():
+            plane = np.asarray(Image.open(path))
+            Image.fromarray(np.where(plane == value, 255, 0).astype(np.uint8)).save(root / "drawn" / name / path.name)
+    shutil.rmtree(root / "scribbles")
+    return root / "drawn"
+
+
+def test_positive_and_negative_strokes_of_one_class(tmp_path, run):
+    root = pictures(tmp_path / "src", ["a", "b", "c"], values=(0, 1), nothing=2)
+    both, _ = import_dataset("folder", root, tmp_path / "one")
+    drawn = two_maps(root)
+    arguments = ["import", "folder", root, tmp_path / "two", "--scribbles", drawn, "--classes", "background,cell"]
+    assert run(*arguments).code == 0
+    made = Dataset.open(tmp_path / "two")
+    assert made.labels.names == ("background", "cell")
+    for case in made.cases:
+        np.testing.assert_array_equal(made.read_scribble(case)[0], both.read_scribble(case)[0])
+        np.testing.assert_array_equal(made.read_reference(case)[0], both.read_reference(case)[0])
+    (drawn / "negative" / "b.png").unlink()
+    result = run("import", "folder", root, tmp_path / "no", "--scribbles", drawn)
+    assert result.code == 2
+    assert "b" in result.err
+    skipped = run("import", "folder", root, tmp_path / "skipped", "--scribbles", drawn, "--skip-unmatched")
+    assert skipped.code == 0
+    assert Dataset.open(tmp_path / "skipped").cases == ("a", "c")
+    shutil.copyfile(drawn / "positive" / "b.png", drawn / "negative" / "b.png")
+    result = run("import", "folder", root, tmp_path / "no", "--scribbles", drawn)
+    assert result.code == 2
+    assert "negative/b.png" in result.err
+
+
+MEDSCRIBBLE = Path(__file__).parents[2] / "../shared/sets/medscribble.tar"
+
+
+@pytest.mark.skipif(not MEDSCRIBBLE.is_file(), reason="needs ../shared/sets/medscribble.tar")
+def test_medscribble_imports(tmp_path):
+    import tarfile
+
+    with tarfile.open(MEDSCRIBBLE) as archive:
+        archive.extractall(tmp_path / "sets", filter="data")
+    tasks = sorted(p.parent for p in (tmp_path / "sets").rglob("scribbles_0"))
+    assert len(tasks) == 12
+    for task in tasks:
+        options = Options(scribbles=task / "scribbles_2", classes=("background", "structure"))
+        made, notes = import_dataset("folder", task, tmp_path / "out" / task.name, options)
+        assert notes == ()
+        assert check(made).errors == []

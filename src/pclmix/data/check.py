@@ -5,41 +5,54 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pclmix.data.dataset import IMAGES, REFERENCE, SPLITS, Dataset, read_channels
-from pclmix.data.findings import ClassShare, Contradiction, Finding, Report
+from pclmix.config import Data
+from pclmix.data.case_files import CaseFiles
+from pclmix.data.check_case import EMPTY, CaseCheck, check_case
+from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES, SPLITS, Dataset
+from pclmix.data.findings import ClassShare, Finding, Report
+from pclmix.data.habits import CASES, HOLDS, HabitReport, Tally
+from pclmix.data.preprocess import Preprocessing
 from pclmix.data.splits import Split, patient_of
-from pclmix.data.volume import ENDINGS, Geometry, ending_of
 from pclmix.errors import PclmixError, nearest
-from pclmix.labels import IntArray
-from pclmix.progress import in_threads
-
-_WHERE = 50  # places kept of one case's contradictions
-
-
-@dataclass
-class _Case:
-    """What reading one case brought to light."""
-
-    findings: list[Finding] = field(default_factory=list)
-    strokes: IntArray | None = None  # pixels drawn, by class
-    pixels: int = 0
-    sform: str = ""  # how sform and pixdim disagree
+from pclmix.io.progress import in_threads
+from pclmix.io.volume import ENDINGS, ending_of
 
 
 def check(
-    dataset: Dataset, cases: Sequence[str] | None = None, *, references: bool = True, show: bool = False
+    dataset: Dataset,
+    cases: Sequence[str] | None = None,
+    *,
+    references: bool = True,
+    habits: bool = True,
+    size: tuple[int, int] | None = None,
+    show: bool = False,
 ) -> Report:
-    """Read every file of `cases` (default: all) and report. With `references` False no dense mask is opened."""
+    """Read every file of `cases` (default: all) and report. With `references` False no dense mask is opened.
+
+    `habits` tests how the strokes were drawn, in up to CASES cases. `size` is the working size (H, W) whose strokes
+    are looked at, by default that of the settings.
+    """
+    look = Preprocessing(size or Data().size)
     chosen = tuple(dataset.cases if cases is None else cases)
-    found = in_threads(lambda case: _check_case(dataset, case, references), chosen, "checking", show=show)
-    findings = [*_check_layout(dataset), *check_splits(dataset)]
-    findings += [finding for case in found for finding in case.findings]
+    asked = set(chosen[:: -(-len(chosen) // CASES)]) if habits and chosen else set()
+    found = in_threads(
+        lambda case: check_case(CaseFiles(dataset, case), references, case in asked, look),
+        chosen,
+        "checking",
+        show=show,
+    )
+    findings = check_layout(dataset)
+    findings += _merged_channels([finding for case in found for finding in case.findings], dataset)
+    findings += _all_empty(dataset, found)
+    tally = Tally()
+    for case in found:
+        tally.merge(case.habits or Tally())
+    seen = tally.report(dataset.labels, dataset.habits)
+    findings += _habit_warnings(dataset, seen)
     findings += _sform_warning([(case, result.sform) for case, result in zip(chosen, found, strict=True)])
     return Report(
         str(dataset.root),
@@ -47,26 +60,31 @@ def check(
         sum(dataset.has_reference(case) for case in chosen),
         _shares(dataset.labels.names, found),
         tuple(sorted(findings, key=lambda f: f.level)),
+        seen,
+        look.size,
     )
 
 
-def check_folder(root: Path, *, show: bool = False) -> Report:
+def check_folder(root: Path, *, size: tuple[int, int] | None = None, show: bool = False) -> Report:
     """`check` of a folder; where not even dataset.json can be read, that is the one finding."""
     try:
         dataset = Dataset.open(root)
     except PclmixError as error:
         return Report(str(root), findings=(Finding("error", "dataset", str(error), file="dataset.json"),))
-    return check(dataset, show=show)
+    return check(dataset, size=size, show=show)
 
 
-def require_sound(
-    dataset: Dataset, cases: Sequence[str] | None = None, *, references: bool = False, show: bool = False
-) -> Report:
-    """Refuse a dataset with errors, as training does first. Dense masks stay closed unless `references` is set."""
-    report = check(dataset, cases, references=references, show=show)
+def require_sound(dataset: Dataset, findings: Sequence[Finding]) -> None:
+    """Refuse a dataset with errors among what was found, in one message."""
+    merged = _merged_channels(list(findings), dataset)
+    report = Report(str(dataset.root), findings=tuple(sorted(merged, key=lambda f: f.level)))
     if report.errors:
         raise PclmixError(report.refusal())
-    return report
+
+
+def check_layout(dataset: Dataset) -> list[Finding]:
+    """Errors in names of files, in counts and in folds; no image is opened."""
+    return [*_check_names(dataset), *check_splits(dataset)]
 
 
 def check_splits(dataset: Dataset) -> list[Finding]:
@@ -105,7 +123,7 @@ def _split_problems(splits: Sequence[Split], pattern: str) -> list[str]:
     return problems
 
 
-def _check_layout(dataset: Dataset) -> list[Finding]:
+def _check_names(dataset: Dataset) -> list[Finding]:
     """Names that belong to no case, and counts that dataset.json has wrong."""
     root, ending = dataset.root, dataset.ending
     findings = []
@@ -120,6 +138,7 @@ def _check_layout(dataset: Dataset) -> list[Finding]:
     elif dataset.num_training != len(dataset.cases):
         message = f"{root / 'dataset.json'}: numTraining is {dataset.num_training}, but {len(dataset.cases)} cases are"
         error("dataset", f"{message} there; correct the number or complete the files", "dataset.json")
+    extra = []
     for path in _files(root / IMAGES):
         match = re.match(r"^(.+)_(\d{4})$", path.name[: -len(ending_of(path))])
         file = f"{IMAGES}/{path.name}"
@@ -128,8 +147,14 @@ def _check_layout(dataset: Dataset) -> list[Finding]:
         elif match is None:
             error("missing", f"{path} has no channel number; rename it to CASE_0000{ending}", file)
         elif int(match.group(2)) >= len(dataset.channels):
-            message = f"{path} is channel {int(match.group(2))}, but channel_names of dataset.json has "
-            error("dataset", f"{message}{len(dataset.channels)}; add its name or move the file away", file)
+            extra.append(path)
+    if extra:
+        message = (
+            f"{extra[0]} is channel {int(extra[0].name[: -len(ending)][-4:])}, but channel_names of dataset.json has "
+            f"{len(dataset.channels)}; add its name or move the file away"
+        )
+        message += f" ({len(extra)} such files)" if len(extra) > 1 else ""
+        error("dataset", message, f"{IMAGES}/{extra[0].name}")
     for path in _files(root / REFERENCE):
         case = path.name[: -len(ending_of(path))]
         if case not in dataset.cases or ending_of(path) != ending:
@@ -144,100 +169,45 @@ def _files(folder: Path) -> list[Path]:
     return sorted(p for p in paths if ending_of(p) in ENDINGS and not p.name.startswith("."))
 
 
-def _check_case(dataset: Dataset, case: str, references: bool) -> _Case:
-    result = _Case()
-    try:
-        _read_case(dataset, case, references, result)
-    except Exception as error:  # whatever a file can do to us, the others are still looked at
-        message = f"case '{case}' of {dataset.root} cannot be checked: {type(error).__name__}: {error}"
-        result.findings.append(Finding("error", "unreadable", message, case))
-    return result
-
-
-def _read_case(dataset: Dataset, case: str, references: bool, result: _Case) -> None:
-    image_paths, scribble_path = dataset.image_paths(case), dataset.scribble_path(case)
-    grid: Geometry | None = None
-    scribble: IntArray | None = None
-
-    def error(kind: str, message: str, path: Path) -> None:
-        result.findings.append(Finding("error", kind, message, case, _relative(path, dataset.root)))
-
-    missing = [path for path in image_paths if not path.exists()]
-    if missing:
-        error("missing", f"{missing[0]} does not exist, but case '{case}' needs it; add it", missing[0])
-    else:
-        try:
-            grid = read_channels(image_paths, len(dataset.channels)).geometry
-            result.sform = _sform_disagreement(grid)
-        except PclmixError as problem:
-            error("unreadable", str(problem), image_paths[0])
-
-    def labels(path: Path, read: Any) -> IntArray | None:
-        try:
-            array, geometry = read(case)
-        except PclmixError as problem:
-            error("unreadable", str(problem), path)
-            return None
-        difference = grid.same_grid(geometry) if grid is not None else ""
-        if difference:
-            message = f"{path} does not fit {image_paths[0]}: {difference}; write it again over the image's grid"
-            error("geometry", message, path)
-            return None
-        return np.asarray(array)
-
-    if not scribble_path.exists():
-        message = f"{scribble_path} does not exist, so case '{case}' has no scribble; add it or move the image away"
-        error("missing", message, scribble_path)
-    else:
-        scribble = labels(scribble_path, dataset.read_scribble)
-    if scribble is not None:
-        _check_strokes(dataset, case, scribble, result)
-    if references and dataset.reference_path(case).exists():
-        reference = labels(dataset.reference_path(case), dataset.read_reference)
-        if scribble is not None and reference is not None:
-            result.findings += _contradictions(dataset, case, scribble, reference)
-
-
-def _check_strokes(dataset: Dataset, case: str, scribble: IntArray, result: _Case) -> None:
-    drawn = scribble[scribble >= 0]
-    result.strokes = np.bincount(drawn, minlength=dataset.labels.count).astype(np.int64)
-    result.pixels = scribble.size
-    path = dataset.scribble_path(case)
-    file = _relative(path, dataset.root)
-    if drawn.size == 0:
-        message = f"{path} has no stroke at all; draw some, or leave the case out"
-        result.findings.append(Finding("error", "empty", message, case, file))
-        return
-    absent = [name for name, count in zip(dataset.labels.names, result.strokes, strict=True) if count == 0]
-    if absent:
-        message = f"{path} has no stroke of {', '.join(absent)}"
-        result.findings.append(Finding("warning", "class without a stroke", message, case, file))
-
-
-def _contradictions(dataset: Dataset, case: str, scribble: IntArray, reference: IntArray) -> list[Finding]:
-    """Pixels drawn as one class that the reference has as another; pixels the reference leaves open do not count."""
-    places = np.argwhere((scribble >= 0) & (reference >= 0) & (scribble != reference))
-    if len(places) == 0:
+def _all_empty(dataset: Dataset, found: Sequence[CaseCheck]) -> list[Finding]:
+    """Unlabelled cases are welcome beside labelled ones."""
+    read = [case for case in found if case.strokes is not None]
+    if not read or any(case.strokes is not None and case.strokes.sum() for case in read):
         return []
-    names = dataset.labels.names
-    kinds = Counter((int(z), names[scribble[z, y, x]], names[reference[z, y, x]]) for z, y, x in places)
-    path = dataset.scribble_path(case)
-    shown = ", ".join(f"slice {z}: {count} {drawn} on {true}" for (z, drawn, true), count in sorted(kinds.items()))
-    where = tuple(
-        Contradiction(int(z), int(y), int(x), names[scribble[z, y, x]], names[reference[z, y, x]])
-        for z, y, x in places[:_WHERE]
+    message = f"{dataset.root}: no case has a stroke; draw some"
+    return [Finding("error", EMPTY, message, file=SCRIBBLES, count=len(read))]
+
+
+def _merged_channels(findings: list[Finding], dataset: Dataset) -> list[Finding]:
+    """One finding for all images whose channels are not those of dataset.json: it is one mistake, made there."""
+    wrong = [finding for finding in findings if finding.kind == "channels"]
+    if len(wrong) < 2:
+        return findings
+    message = (
+        f"{dataset.root / 'dataset.json'}: channel_names names {len(dataset.channels)} channels, which "
+        f"{len(wrong)} cases do not have, {wrong[0].case} for one: {wrong[0].message}"
     )
-    message = f"{path}: {len(places)} pixel{'s' * (len(places) > 1)} against the reference ({shown})"
-    file = _relative(path, dataset.root)
-    return [Finding("warning", "contradiction", message, case, file, len(places), where)]
+    one = Finding("error", "channels", message, wrong[0].case, "dataset.json", len(wrong))
+    return [one, *(finding for finding in findings if finding.kind != "channels")]
 
 
-def _sform_disagreement(grid: Geometry) -> str:
-    implied = grid.sform_spacing
-    if implied is None or np.allclose(implied, grid.spacing, rtol=1e-3, atol=1e-4):
-        return ""
-    in_sform, in_pixdim = (" x ".join(f"{v:.4g}" for v in s[::-1]) for s in (implied, grid.spacing))
-    return f"{in_sform} mm in the sform, {in_pixdim} mm in pixdim (x, y, z)"
+def _habit_warnings(dataset: Dataset, seen: Sequence[HabitReport]) -> list[Finding]:
+    """Stated habits that do not hold, or that no slice could tell of."""
+    found = []
+    for habit in seen:
+        if not habit.stated or habit.best.share >= HOLDS:
+            continue
+        source = "dense masks" if habit.masks.tested else "strokes"
+        text = (
+            f"it held in {habit.best.held} of {habit.best.tested} slices by their {source}"
+            if habit.best.tested
+            else "no slice can tell (is the class drawn, and for 'midline' another one inside it?)"
+        )
+        message = f"{dataset.root / 'dataset.json'}: {habit.name} is said to be drawn by '{habit.habit}', but {text}"
+        found.append(
+            Finding("warning", "habit", message, file="dataset.json", count=habit.best.tested - habit.best.held)
+        )
+    return found
 
 
 def _sform_warning(disagreements: Sequence[tuple[str, str]]) -> list[Finding]:
@@ -253,15 +223,15 @@ def _sform_warning(disagreements: Sequence[tuple[str, str]]) -> list[Finding]:
     return [Finding("warning", "sform", message, count=len(found))]
 
 
-def _shares(names: Sequence[str], found: Sequence[_Case]) -> tuple[ClassShare, ...]:
+def _shares(names: Sequence[str], found: Sequence[CaseCheck]) -> tuple[ClassShare, ...]:
     read = [case for case in found if case.strokes is not None]
     strokes = np.array([case.strokes for case in read]).reshape(-1, len(names))
+    kept = np.array([case.kept for case in read]).reshape(-1, len(names)).sum(axis=0)
     pixels = max(1, sum(case.pixels for case in read))
+    drawn = strokes.sum(axis=0)
+    cases = (strokes > 0).sum(axis=0)
+    left = np.where(drawn > 0, kept / np.maximum(drawn, 1), 1.0)
     return tuple(
-        ClassShare(name, int(column.sum()), float(column.sum() / pixels), int((column > 0).sum()))
-        for name, column in zip(names, strokes.T, strict=True)
+        ClassShare(name, int(drawn[k]), float(drawn[k] / pixels), int(cases[k]), float(left[k]))
+        for k, name in enumerate(names)
     )
-
-
-def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()

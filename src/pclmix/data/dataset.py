@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from pclmix.data.habits import Habits, parse_habits
 from pclmix.data.splits import PATIENT_PATTERN, Split, default_splits
-from pclmix.data.volume import ENDINGS, Geometry, Volume, ending_of, read_image, read_labels
 from pclmix.errors import PclmixError, nearest
-from pclmix.files import atomic_path, read_json, write_json
+from pclmix.io.files import KeptFiles, atomic_path, read_json, write_json
+from pclmix.io.volume import ENDINGS, Geometry, Volume, ending_of, read_image, read_labels
 from pclmix.labels import IntArray, Labels
 
 _REQUIRED = ("channel_names", "labels", "file_ending", "numTraining")
@@ -36,12 +38,19 @@ class Dataset:
     num_training: int
     patient_pattern: str = PATIENT_PATTERN
     name: str = ""
+    habits: Habits = field(default_factory=dict)  #: class: how its strokes were drawn (see habits.py)
+    not_annotated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: case: classes nobody looked for in it
+    files: KeptFiles | None = field(default=None, compare=False, repr=False)  #: contents kept for the next reader
 
     @classmethod
     def open(cls, root: Path) -> Dataset:
         """Read dataset.json and list the cases; nothing is verified beyond that (see `pclmix check`)."""
         root = Path(root)
-        if not root.exists():
+        try:
+            there = root.exists()
+        except OSError as error:  # a name of thousands of letters
+            raise PclmixError(f"{str(root)[:200]} cannot be opened: {error.strerror}") from error
+        if not there:
             raise PclmixError(f"{root} does not exist; make a dataset with `pclmix import` or `pclmix phantom`")
         if not root.is_dir():
             raise PclmixError(f"{root} is a file; a dataset is a folder with dataset.json in it")
@@ -68,29 +77,38 @@ class Dataset:
             or not names
         ):
             raise PclmixError(f'{where}: channel_names must be a table such as {{"0": "MRI"}} with keys 0, 1, ...')
-        if not isinstance(content["numTraining"], int):
+        if not isinstance(content["numTraining"], int) or isinstance(content["numTraining"], bool):
             raise PclmixError(f"{where}: numTraining must be a whole number")
         channels = tuple(str(names[str(i)]) for i in range(len(names)))
         labels = Labels.from_json(content["labels"], str(where))
         pattern = str(content.get("patient_pattern", PATIENT_PATTERN))
         try:
             groups = re.compile(pattern).groupindex
-        except re.error as error:
-            raise PclmixError(f"{where}: patient_pattern {pattern!r} is not a regular expression: {error}") from error
+        except (re.error, RecursionError, OverflowError) as error:
+            raise PclmixError(
+                f"{where}: patient_pattern {pattern[:100]!r} is not a regular expression: {error}"
+            ) from error
         if "patient" not in groups:  # every case would be a patient of its own, and folds would share patients
             raise PclmixError(
                 f"{where}: patient_pattern {pattern!r} has no group 'patient'; write it as in '(?P<patient>[^_]+)_'"
             )
+        cases = _cases(root, ending)
         return cls(
             root,
             channels,
             labels,
             ending,
-            _cases(root, ending),
+            cases,
             content["numTraining"],
             pattern,
             str(content.get("name", root.name)),
+            parse_habits(content.get("habits", {}), labels, f"{where}: habits"),
+            _not_annotated(content.get("not_annotated", {}), labels, cases, f"{where}: not_annotated"),
         )
+
+    def annotated(self, case: str) -> npt.NDArray[np.bool_]:
+        """(K,) whether somebody looked for each class in this case: where not, its absence says nothing."""
+        return np.array([name not in self.not_annotated.get(case, ()) for name in self.labels.names])
 
     def image_paths(self, case: str) -> list[Path]:
         """One file a channel, or one file for all where it is an RGB picture."""
@@ -111,7 +129,7 @@ class Dataset:
 
     def read_image(self, case: str) -> Volume:
         """All channels of a case, (C, Z, H, W)."""
-        return read_channels(self.image_paths(case), len(self.channels))
+        return read_channels(self.image_paths(case), len(self.channels), lambda path: read_image(path, self.kept(path)))
 
     def read_scribble(self, case: str) -> tuple[IntArray, Geometry]:
         """Classes and IGNORE, (Z, H, W)."""
@@ -122,8 +140,12 @@ class Dataset:
         return self._decode(self.reference_path(case))
 
     def _decode(self, path: Path) -> tuple[IntArray, Geometry]:
-        array, geometry = read_labels(path)
+        array, geometry = read_labels(path, self.kept(path))
         return self.labels.decode(array, str(path)), geometry
+
+    def kept(self, path: Path) -> bytes | None:
+        """The content of a file where contents are kept."""
+        return None if self.files is None else self.files.read(path)
 
     def splits(self) -> list[Split]:
         """The folds of splits_final.json, checked to be well formed and to name cases that exist.
@@ -155,9 +177,13 @@ class Dataset:
         return splits[number - 1]
 
 
-def read_channels(paths: Sequence[Path], count: int) -> Volume:
+class ChannelError(PclmixError):
+    """An image does not have the channels that dataset.json names: as a rule, no image has."""
+
+
+def read_channels(paths: Sequence[Path], count: int, read: Callable[[Path], Volume] = read_image) -> Volume:
     """Stack channel files into (C, Z, H, W); they must agree in grid and come to `count` channels."""
-    volumes = [read_image(path) for path in paths]
+    volumes = [read(path) for path in paths]
     for path, volume in zip(paths[1:], volumes[1:], strict=True):
         difference = volumes[0].geometry.same_grid(volume.geometry)
         if difference:
@@ -167,7 +193,7 @@ def read_channels(paths: Sequence[Path], count: int) -> Volume:
         array = array[:1]  # a grey picture saved as RGB
     if array.shape[0] != count:
         colours = "; a colour picture has three: save it as grey" if (array.shape[0], count) == (3, 1) else ""
-        raise PclmixError(f"{paths[0]}: {array.shape[0]} channels found, {count} needed{colours}")
+        raise ChannelError(f"{paths[0]}: {array.shape[0]} channels found, {count} needed{colours}")
     return Volume(array, volumes[0].geometry)
 
 
@@ -196,6 +222,19 @@ def replace_splits(root: Path, splits: Sequence[Split]) -> None:
         with atomic_path(current.with_name("splits_previous.json")) as temporary:
             temporary.write_bytes(current.read_bytes())
     write_splits(root, splits)
+
+
+def _not_annotated(table: object, labels: Labels, cases: Sequence[str], where: str) -> Mapping[str, tuple[str, ...]]:
+    """Case to classes, from a table such as {"case_07": ["vessel"]}."""
+    if not isinstance(table, dict) or not all(isinstance(names, list) for names in table.values()):
+        raise PclmixError(f'{where}: a table such as {{"CASE": ["CLASS"]}} is needed')
+    known = set(cases)
+    for case, names in table.items():
+        if case not in known:
+            raise PclmixError(f"{where}: there is no case '{case}'.{nearest(case, known)}")
+        for name in names:
+            labels.index(str(name), f"{where}.{case}")
+    return {case: tuple(map(str, names)) for case, names in table.items() if names}
 
 
 def _is_split(entry: Any) -> bool:

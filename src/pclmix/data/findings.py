@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
+from pclmix.data.habits import HabitReport
+
 _SHOWN = 3  # errors in a refusal
 
 
@@ -33,12 +35,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class ClassShare:
-    """How much of a class was drawn: pixels, their share of all pixels, and the number of cases with a stroke."""
+    """How much of a class was drawn: pixels, their share of all pixels, and the number of cases with a stroke.
+
+    `kept` is the share of the pixels that strokes at the working size still show.
+    """
 
     name: str
     pixels: int
     share: float
     cases: int
+    kept: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,17 @@ class Report:
     references: int = 0
     classes: tuple[ClassShare, ...] = ()
     findings: tuple[Finding, ...] = ()
+    habits: tuple[HabitReport, ...] = ()  #: stated ones, and others that seem to hold
+    size: tuple[int, int] = (0, 0)  #: the working size that `kept` speaks of
+
+    @property
+    def suggested_habits(self) -> dict[str, list[str]]:
+        """Habits that seem to hold and are not stated, as dataset.json would have them."""
+        found: dict[str, list[str]] = {}
+        for habit in self.habits:
+            if not habit.stated:
+                found.setdefault(habit.name, []).append(habit.habit)
+        return found
 
     @property
     def errors(self) -> list[Finding]:
@@ -68,6 +85,7 @@ class Report:
             "warnings": len(self.warnings),
             "contradictions": {"cases": len(contradicting), "pixels": sum(f.count for f in contradicting)},
             "findings": [{**asdict(f), "where": [place._asdict() for place in f.where]} for f in self.findings],
+            "habits": [{**asdict(h), "strokes": h.strokes._asdict(), "masks": h.masks._asdict()} for h in self.habits],
         }
 
     def refusal(self) -> str:

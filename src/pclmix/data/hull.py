@@ -1,40 +1,21 @@
-"""What strokes say beside what they cover: by their convex hull in a slice.
+"""The habit `ring` in training: outside the convex hull of all strokes of a slice lies one class, the background.
 
-Outside the hull of all strokes lies background, where the background's stroke goes round the object; inside the hull
-of a convex structure's stroke lies that structure.
+It runs on the batch, on its device, in fixed shapes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Generator, Tensor
 
-from pclmix.config import Data
-from pclmix.errors import PclmixError
-from pclmix.labels import IGNORE, Labels
+from pclmix.labels import IGNORE
 
 #: Of the half planes whose intersection stands for the hull. It is never smaller than the hull, exact for edges along
 #: these (among them rows, columns and diagonals), and for others larger by at most 0.3 % of an edge's length.
 DIRECTIONS = 256
 ROUNDING = 1e-3  # pixels; those on the border belong to the hull
-
-
-def hull_shares(data: Data, labels: Labels) -> dict[int, float]:
-    """Class -> share to draw of what hulls say about it, 0 being the outside of all; without those that draw none."""
-    if any(share > 0 and name not in labels.names for name, share in data.inside.items()):
-        known = ", ".join(labels.foreground)
-        raise PclmixError(
-            f"data.inside names {', '.join(data.inside)}, this dataset has {known}; name convex ones of these, such as "
-            f"data.inside={{{labels.foreground[-1]}: 0.25}}, or none: data.inside={{}}"
-        )
-    inside = {labels.names.index(name): share for name, share in data.inside.items() if name in labels.names}
-    if 0 in inside:
-        raise PclmixError(f"data.inside.{labels.names[0]}: this is for structures; the background has data.outside")
-    shares = {0: data.outside} | inside
-    return {k: share for k, share in shares.items() if share > 0}
 
 
 def outside_hull(label: Tensor) -> Tensor:
@@ -44,11 +25,6 @@ def outside_hull(label: Tensor) -> Tensor:
     """
     drawn = label >= 0
     return ~_hull(drawn, 1.0) & drawn.any(2).any(1)[:, None, None]
-
-
-def inside_hull(label: Tensor, k: int) -> Tensor:
-    """(B, H, W) bool: pixels in the convex hull of what is drawn of class `k`; none where none of it is drawn."""
-    return _hull(label == k, 0.0)
 
 
 def _hull(drawn: Tensor, margin: float) -> Tensor:
@@ -81,27 +57,19 @@ def _hull(drawn: Tensor, margin: float) -> Tensor:
     return within & rows.any(1)[:, None, None]
 
 
-def mark(label: Tensor, shares: Mapping[int, float]) -> Tensor:
-    """Labels (B, M, H, W) and one more map, to be augmented with them: what the hulls of the first one's strokes say.
+def mark_outside(label: Tensor, k: int) -> Tensor:
+    """Labels (B, M, H, W) and one more map, to be augmented with them: k outside the hull of the first one's strokes.
 
-    The map has 0 outside the hull of all strokes if 0 is among `shares`, k in the hull of class k's for every other k,
-    else IGNORE. Where two hulls meet, neither is believed.
+    Elsewhere the map is IGNORE.
     """
-    strokes = label[:, 0]
-    marked, times = torch.full_like(strokes, IGNORE), torch.zeros_like(strokes)
-    for k in shares:
-        there = outside_hull(strokes) if k == 0 else inside_hull(strokes, k)
-        marked, times = torch.where(there, k, marked), times + there
-    return torch.cat([label, torch.where(times == 1, marked, IGNORE).to(label.dtype)[:, None]], dim=1)
+    marked = torch.where(outside_hull(label[:, 0]), k, IGNORE).to(label.dtype)
+    return torch.cat([label, marked[:, None]], dim=1)
 
 
-def draw(label: Tensor, marked: Tensor, shares: Mapping[int, float], generator: Generator) -> Tensor:
-    """`label` (B, H, W) with a random share of the `marked` pixels, `shares[k]` of those of class k, as strokes.
+def draw_outside(label: Tensor, marked: Tensor, share: float, generator: Generator) -> Tensor:
+    """`label` (B, H, W) with a random `share` of the `marked` pixels as strokes.
 
-    A share, because all of them would drown the strokes: of the background there are fifty times as many.
+    A share, because all of them would drown the strokes: there are fifty times as many.
     """
     chance = torch.rand(label.shape, generator=generator, device=generator.device)
-    share = torch.zeros_like(chance)
-    for k, value in shares.items():
-        share = torch.where(marked == k, value, share)
     return torch.where((chance < share) & (label == IGNORE), marked, label)

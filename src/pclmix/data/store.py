@@ -1,7 +1,4 @@
-"""The training store: every slice prepared once, cached by content and settings, mapped into memory.
-
-Preparing is intensity to [0, 1], images resized linearly (averaging when shrinking), labels picked, never made.
-"""
+"""The training store: every slice preprocessed once, cached by content and settings, mapped into memory."""
 
 from __future__ import annotations
 
@@ -10,36 +7,45 @@ import json
 import math
 import os
 import shutil
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock
 
+from pclmix.data.case_files import CaseFiles, Source
+from pclmix.data.check import require_sound
+from pclmix.data.check_case import check_case
 from pclmix.data.dataset import Dataset
+from pclmix.data.findings import Finding
+from pclmix.data.preprocess import Preprocessing, kept_pixels
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_folder, read_json, write_json
-from pclmix.resize import resize_linear, resize_nearest
+from pclmix.io.files import atomic_folder, atomic_path, read_json, require_writable, write_json
 
-FORMAT = 2  # raise when preparing changes, so that older caches are rebuilt
-Source = Literal["scribble", "reference"]
+FORMAT = 5  # raise when preparing changes, so that older caches are rebuilt
 #: A method's own label maps of one slice, from image (C, H, W) in [0, 1] and scribble (H, W): name -> (H, W) labels.
 Precompute = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int16]], dict[str, npt.NDArray[np.int16]]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Preprocessing):
     """What decides the content of a store besides the files."""
 
-    size: tuple[int, int]
-    intensity: Literal["slice", "volume"] = "slice"
     source: Source = "scribble"
     maps: str = ""  #: name of the method whose own label maps are added, or empty
+
+
+def _nothing() -> Any:
+    """Figures of a store that was not made from a dataset."""
+    return np.zeros((0, 0), np.int64)
 
 
 @dataclass(frozen=True)
@@ -55,40 +61,25 @@ class Store:
     cases: tuple[str, ...]
     case_of: npt.NDArray[np.int64]  #: (N,) index into `cases`
     spacings: tuple[tuple[float, float, float], ...]  #: per case, millimetres along Z, H, W
+    drawn: npt.NDArray[np.int64] = field(default_factory=_nothing)  #: (cases, K) labelled pixels in the files
+    kept: npt.NDArray[np.int64] = field(default_factory=_nothing)  #: (cases, K) those still shown at working size
+    dense: npt.NDArray[np.bool_] = field(default_factory=_nothing)  #: (cases,) every pixel is labelled: a mask
+    shown: npt.NDArray[np.bool_] = field(default_factory=_nothing)  #: (cases, K) classes at working size
+    folder: Path | None = None  #: where it is mapped from
+    #: (cases, K) somebody looked for the class. Where not, its absence says nothing.
+    annotated: npt.NDArray[np.bool_] = field(default_factory=_nothing)
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
+    def kept_share(self) -> float:
+        """Of all labelled pixels, those that the labels at working size still show."""
+        return float(self.kept.sum() / max(1, self.drawn.sum()))
+
+    @property
     def nbytes(self) -> int:
         return int(self.images.nbytes + self.labels.nbytes)
-
-
-Range = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-
-
-def intensity_range(array: npt.NDArray[Any], intensity: str) -> Range:
-    """Lowest and highest value of (C, Z, H, W), per channel and slice or per channel and volume, axes kept."""
-    axes = (2, 3) if intensity == "slice" else (1, 2, 3)
-    low, high = array.min(axis=axes, keepdims=True), array.max(axis=axes, keepdims=True)
-    return low.astype(np.float32), high.astype(np.float32)
-
-
-def normalise(array: npt.NDArray[Any], intensity: str, limits: Range | None = None) -> npt.NDArray[np.float32]:
-    """Intensities (C, Z, H, W) to [0, 1], per channel and slice or per channel and volume; constant becomes 0.
-
-    `limits` are given where `array` is a part of the volume that they were taken from.
-    """
-    low, high = limits or intensity_range(array, intensity)
-    span = high - low
-    array = array.astype(np.float32)
-    scaled: npt.NDArray[np.float32] = np.divide(array - low, span, out=np.zeros_like(array), where=span > 0)
-    return scaled
-
-
-def prepare_image(array: npt.NDArray[Any], settings: Settings, limits: Range | None = None) -> npt.NDArray[np.float32]:
-    """An image (C, Z, H, W) as the network sees it: slices (Z, C, *size) in [0, 1]."""
-    return resize_linear(normalise(array, settings.intensity, limits), settings.size).swapaxes(0, 1)
 
 
 def open_store(
@@ -99,17 +90,81 @@ def open_store(
     precompute: Precompute | None = None,
     cache: Path | None = None,
     progress: Callable[[Iterable[Any], int], Iterable[Any]] = lambda items, _: items,
+    found: Sequence[Finding] = (),
 ) -> Store:
-    """Map the store of these cases into memory, preparing it first where the cache does not have it."""
-    folder = (cache or cache_folder()) / content_key(dataset, cases, settings)
-    if not _is_whole(folder):
+    """Map the store of these cases into memory, preparing it first where the cache does not have it.
+
+    Preparing checks the cases as `pclmix check` does and refuses errors, those already `found` among them. Each file
+    is read once: either to recognise a store that was made of it, or to hash, check and preprocess it.
+    """
+    cache = cache or cache_folder()
+    known = cache / "known" / _signature(dataset, cases, settings)
+    before = _read_known(known)
+    folder = _find(known, dataset, cases, settings)
+    if folder is None:
+        with _preparing(known):
+            if _read_known(known) != before:  # another process has prepared it meanwhile
+                folder = _find(known, dataset, cases, settings)
+            if folder is None:
+                folder = _prepare(dataset, cases, settings, precompute, cache, progress, found)
+                with atomic_path(known) as temporary:
+                    temporary.write_text(folder.name, encoding="ascii")
+    require_sound(dataset, found)
+    return map_store(folder, dataset)
+
+
+def read_store(
+    dataset: Dataset,
+    cases: Sequence[str],
+    settings: Settings,
+    precompute: Precompute | None = None,
+    found: Sequence[Finding] = (),
+) -> Store:
+    """A store in memory, which is not kept: for a few cases."""
+    read = list(_all_read([(dataset, case, settings, precompute) for case in cases]))
+    require_sound(dataset, [*found, *(finding for case in read for finding in case.findings)])
+    slices = [case.slices for case in read if case.slices is not None]
+    columns = {key: [one.about[key] for one in slices] for key in slices[0].about}
+    images, labels = (np.concatenate([getattr(one, name) for one in slices]) for name in ("images", "labels"))
+    return _store(images, labels, {"cases": list(cases), "maps": slices[0].maps, **columns}, dataset)
+
+
+def _find(known: Path, dataset: Dataset, cases: Sequence[str], settings: Settings) -> Path | None:
+    """The store made of files of these sizes, if the files still have the same content."""
+    name = _read_known(known)
+    folder = known.parents[1] / name
+    if not name or not _is_whole(folder):
+        return None
+    with ThreadPoolExecutor(_workers(len(cases))) as pool:
         try:
-            _prepare(dataset, cases, settings, precompute, folder, progress)
-        except PclmixError:
-            if not _is_whole(folder):
-                raise
-            # Another process was faster and its store is in place; it may be mapped already and stays.
-    return _load(folder)
+            digests = list(pool.map(lambda case: CaseFiles(dataset, case).digest(settings.source), cases))
+        except OSError:
+            return None
+    return folder if content_key(dataset, cases, settings, digests) == name else None
+
+
+def _read_known(known: Path) -> str:
+    try:
+        return known.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+@contextmanager
+def _preparing(known: Path) -> Iterator[None]:
+    """One process of this computer prepares a store; the others wait for it and map the same files."""
+    lock = known.parents[1] / "locks" / known.name
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(lock)
+        held.acquire()
+    except (OSError, NotImplementedError):  # a filesystem without locks; one without space is met when writing
+        yield
+        return
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def cache_folder() -> Path:
@@ -120,44 +175,86 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pclmix"
 
 
-def _label_path(dataset: Dataset, case: str, source: Source) -> Path:
-    return dataset.scribble_path(case) if source == "scribble" else dataset.reference_path(case)
+def content_key(dataset: Dataset, cases: Sequence[str], settings: Settings, digests: Iterable[bytes]) -> str:
+    """A name that changes when the bytes of any file, the classes or the settings change."""
+    total = hashlib.blake2b(_head(dataset, cases, settings), digest_size=16)
+    for digest in digests:
+        total.update(digest)
+    return total.hexdigest()
 
 
-def content_key(dataset: Dataset, cases: Sequence[str], settings: Settings) -> str:
-    """A name that changes when any file's bytes, the classes or the settings change."""
-    digest = hashlib.blake2b(digest_size=16)
-    head = {"format": FORMAT, "settings": repr(settings), "labels": dataset.labels.to_json(), "cases": list(cases)}
-    digest.update(json.dumps(head, sort_keys=True).encode())
+def _signature(dataset: Dataset, cases: Sequence[str], settings: Settings) -> str:
+    """As `content_key`, but of the files' sizes: it tells which store may be theirs before they are read."""
+    total = hashlib.blake2b(_head(dataset, cases, settings), digest_size=16)
     for case in cases:
-        for path in (*dataset.image_paths(case), _label_path(dataset, case, settings.source)):
-            try:
-                digest.update(hashlib.blake2b(path.read_bytes(), digest_size=16).digest())
-            except OSError as error:
-                raise PclmixError(f"cannot read {path}: {error.strerror}; run `pclmix check {dataset.root}`") from error
-    return digest.hexdigest()
+        for path in (*dataset.image_paths(case), CaseFiles(dataset, case).label_path(settings.source)):
+            size = path.stat().st_size if path.is_file() else -1
+            total.update(size.to_bytes(8, "little", signed=True))
+    return total.hexdigest()
+
+
+def _head(dataset: Dataset, cases: Sequence[str], settings: Settings) -> bytes:
+    head = {"format": FORMAT, "settings": repr(settings), "labels": dataset.labels.to_json(), "cases": list(cases)}
+    return json.dumps(head, sort_keys=True).encode()
 
 
 Job = tuple[Dataset, str, Settings, Precompute | None]
-Slices = tuple[npt.NDArray[np.float16], npt.NDArray[np.int16], tuple[str, ...], tuple[float, float, float]]
 
 
-def _prepare_case(job: Job) -> Slices:
+@dataclass(frozen=True)
+class _Slices:
+    """One case, preprocessed: images and labels as in a store, and what the index says of it."""
+
+    images: npt.NDArray[np.float16]
+    labels: npt.NDArray[np.int16]
+    maps: tuple[str, ...]
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What came of the files of one case: their digest, and its slices or what is wrong with it."""
+
+    digest: bytes
+    slices: _Slices | None
+    findings: list[Finding]
+
+
+def _read_case(job: Job) -> _Read:
     dataset, case, settings, precompute = job
-    volume = dataset.read_image(case)
-    read = dataset.read_scribble if settings.source == "scribble" else dataset.read_reference
-    label, geometry = read(case)
+    files = CaseFiles(dataset, case)
+    try:
+        digest = files.digest(settings.source)
+    except OSError:
+        digest = b""  # the check names the file
+    findings = check_case(files, settings.source == "reference", False, settings).findings
+    if any(finding.level == "error" for finding in findings):
+        return _Read(digest, None, findings)
+    return _Read(digest, _prepare_case(files, settings, precompute), findings)
+
+
+def _prepare_case(files: CaseFiles, settings: Settings, precompute: Precompute | None) -> _Slices:
+    volume, (label, geometry) = files.image(), files.labels(settings.source)
     difference = volume.geometry.same_grid(geometry)
     if difference:
-        raise PclmixError(f"{_label_path(dataset, case, settings.source)} and its image: {difference}")
-    images = prepare_image(volume.array, settings)
-    labels = resize_nearest(label, settings.size)[:, None]
+        raise PclmixError(f"{files.label_path(settings.source)} and its image: {difference}")
+    images = settings.images(volume.array)
+    labels = settings.labels(label)[:, None]
     names: tuple[str, ...] = ()
     if precompute is not None:
         maps = [precompute(image, own[0]) for image, own in zip(images, labels, strict=True)]
         names = tuple(sorted(maps[0]))
         labels = np.concatenate([labels, np.stack([[m[n] for n in names] for m in maps])], axis=1)
-    return images.astype(np.float16, order="C"), labels.astype(np.int16, order="C"), names, volume.geometry.spacing
+    count, own = files.dataset.labels.count, labels[:, 0]
+    about = {
+        "slices": len(images),
+        "spacing": volume.geometry.spacing,
+        "drawn": np.bincount(label[label >= 0], minlength=count).tolist(),
+        "kept": kept_pixels(label, settings.reduced(label), count).tolist(),
+        "dense": bool((label >= 0).all()),
+        "shown": (np.bincount(own[own >= 0], minlength=count) > 0).tolist(),
+    }
+    return _Slices(images.astype(np.float16, order="C"), labels.astype(np.int16, order="C"), names, about)
 
 
 def _prepare(
@@ -165,23 +262,38 @@ def _prepare(
     cases: Sequence[str],
     settings: Settings,
     precompute: Precompute | None,
-    folder: Path,
+    cache: Path,
     progress: Callable[[Iterable[Any], int], Iterable[Any]],
-) -> None:
+    found: Sequence[Finding],
+) -> Path:
+    """Read every case and write the store; its folder, whose name follows from what was read."""
     jobs = [(dataset, case, settings, precompute) for case in cases]
-    slices: list[int] = []
-    spacings, names, shape = [], (), ()
-    _make_room(folder.parent)
-    with atomic_folder(folder, overwrite=folder.exists()) as temporary:
+    rows: list[dict[str, Any]] = []
+    digests, findings = [], list(found)
+    names, shape = (), ()
+    _make_room(cache)
+    require_writable(cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".store-", dir=cache) as name:
+        temporary = Path(name)
         with (temporary / "images.f16").open("wb") as images, (temporary / "labels.i16").open("wb") as labels:
-            for image, label, maps, spacing in progress(_prepared(jobs), len(jobs)):
-                _write(images, image)
-                _write(labels, label)
-                slices.append(len(image))
-                spacings.append(spacing)
-                shape, names = image.shape[1:], maps
-        index = {"cases": list(cases), "slices": slices, "shape": shape, "maps": names}
-        write_json(temporary / "index.json", {**index, "spacings": spacings})
+            for case in progress(_all_read(jobs), len(jobs)):
+                digests.append(case.digest)
+                findings += case.findings
+                if case.slices is not None:
+                    _write(images, case.slices.images)
+                    _write(labels, case.slices.labels)
+                    rows.append(case.slices.about)
+                    shape, names = case.slices.images.shape[1:], case.slices.maps
+        require_sound(dataset, findings)
+        columns = {key: [row[key] for row in rows] for key in rows[0]} if rows else {"slices": []}
+        write_json(temporary / "index.json", {"cases": list(cases), "shape": shape, "maps": names, **columns})
+        folder = cache / content_key(dataset, cases, settings, digests)
+        if not _is_whole(folder):  # else the same files were prepared elsewhere; their store may be mapped
+            with atomic_folder(folder, overwrite=True) as target:
+                for path in temporary.iterdir():
+                    path.replace(target / path.name)
+    return folder
 
 
 def _write(file: BinaryIO, array: npt.NDArray[Any]) -> None:
@@ -194,24 +306,28 @@ def _write(file: BinaryIO, array: npt.NDArray[Any]) -> None:
         ) from error
 
 
-def _prepared(jobs: Sequence[Job]) -> Iterator[Slices]:
-    """Each case prepared, in order, so that a store has one layout; a few are ahead of the one that is asked for.
+def _all_read(jobs: Sequence[Job]) -> Iterator[_Read]:
+    """Each case, in order, so that a store has one layout; a few are ahead of the one that is asked for.
 
     Threads are enough: reading, inflating, NumPy's loops and the solvers behind methods' maps let go of the interpreter
     lock. Processes would be no faster, and would each read the user's script again.
     """
-    workers = min(os.cpu_count() or 1, 8, len(jobs))
+    workers = _workers(len(jobs))
     pool = ThreadPoolExecutor(workers)
-    ahead: deque[Future[Slices]] = deque()
+    ahead: deque[Future[_Read]] = deque()
     try:
         for job in jobs:
-            ahead.append(pool.submit(_prepare_case, job))
+            ahead.append(pool.submit(_read_case, job))
             if len(ahead) > 2 * workers:
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _workers(jobs: int) -> int:
+    return max(1, min(os.cpu_count() or 1, 8, jobs))
 
 
 def _is_whole(folder: Path) -> bool:
@@ -225,20 +341,31 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _load(folder: Path) -> Store:
+def map_store(folder: Path, dataset: Dataset) -> Store:
+    """A store that is in the cache, for instance because another process has prepared it."""
     index = read_json(folder / "index.json")
     n, (c, h, w) = sum(index["slices"]), index["shape"]
     images = np.memmap(folder / "images.f16", np.float16, "r", shape=(n, c, h, w))
     labels = np.memmap(folder / "labels.i16", np.int16, "r", shape=(n, 1 + len(index["maps"]), h, w))
     # The least recently used store goes first when there are many; the system's stamps are too coarse for small ones.
     os.utime(folder, ns=(time.time_ns(), time.time_ns()))
+    return _store(images, labels, index, dataset, folder)
+
+
+def _store(images: Any, labels: Any, index: dict[str, Any], dataset: Dataset, folder: Path | None = None) -> Store:
     return Store(
         images,
         labels,
         tuple(index["maps"]),
         tuple(index["cases"]),
         np.repeat(np.arange(len(index["cases"])), index["slices"]),
-        tuple(tuple(s) for s in index["spacings"]),
+        tuple(tuple(s) for s in index["spacing"]),
+        np.array(index["drawn"], np.int64),
+        np.array(index["kept"], np.int64),
+        np.array(index["dense"], bool),
+        np.array(index["shown"], bool),
+        folder,
+        np.stack([dataset.annotated(case) for case in index["cases"]]),
     )
 
 
@@ -251,3 +378,6 @@ def _make_room(cache: Path, keep: int = 20) -> None:
         stores = sorted((p for p in cache.iterdir() if (p / "index.json").is_file()), key=lambda p: p.stat().st_mtime)
         for old in stores[: max(0, len(stores) - keep)]:
             shutil.rmtree(old, ignore_errors=True)
+        for known in (cache / "known").glob("*"):
+            if not (cache / _read_known(known)).is_dir():
+                known.unlink(missing_ok=True)

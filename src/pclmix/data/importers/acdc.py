@@ -8,18 +8,20 @@ from functools import partial
 from pathlib import Path
 
 from pclmix.data.importers.base import IMPORTERS, Options, Plan, Sources, copy_case, listed, need_folder
-from pclmix.data.volume import ending_of
 from pclmix.errors import PclmixError
+from pclmix.io.volume import ending_of
 from pclmix.labels import Labels
 
 LABELS = Labels(("background", "RV", "Myo", "LV"), 4)
+#: How ACDC's experts drew (Valvano et al.): found in at least 98.8 % of the slices of patients 1 to 40.
+HABITS = {"background": ["ring"], "RV": ["pieces"], "Myo": ["midline", "pieces"], "LV": ["convex", "pieces"]}
 _FRAME = re.compile(r"^(?P<case>patient\d{3}_frame\d{2,3})(?:_(?P<kind>gt|scribble))?\.nii(?:\.gz)?$")
 
 
 @IMPORTERS.register("acdc")
 def plan(source: Path, options: Options) -> Plan:
     """Frames anywhere below `source`: 4D files, Info.cfg and wrapper folders (training, testing) are passed over."""
-    options.only("acdc", "scribbles", "masks", "ignore")
+    options.only("acdc", "scribbles", "masks", "ignore", "skip_unmatched")
     found = find_frames(source)
     images = found["image"]
     if not images:
@@ -36,22 +38,28 @@ def plan(source: Path, options: Options) -> Plan:
     # The official testing half has no published scribbles: it is left out, not an error.
     testing = [case for case in bare if "testing" in images[case].relative_to(source).parts]
     missing = [case for case in bare if case not in testing]
-    if missing:
+    skip = options.skip_unmatched
+    if missing and not skip:
         raise PclmixError(
             f"no scribble for {listed(missing)}: {images[missing[0]]} has no {missing[0]}_scribble.nii.gz "
-            f"in {options.scribbles or source}; add it, or move the image away"
+            f"in {options.scribbles or source}; add it, move the image away, or give --skip-unmatched"
         )
     lonely = sorted(set(scribbles) - set(images))
-    if lonely:
-        raise PclmixError(f"{scribbles[lonely[0]]} is a scribble without an image {lonely[0]}.nii.gz in {source}")
+    if lonely and not skip:
+        raise PclmixError(
+            f"{len(lonely)} scribbles are without an image in {source}, {scribbles[lonely[0]]} for one; "
+            "add the images, move the scribbles away, or give --skip-unmatched"
+        )
     cases = tuple(case for case in sorted(images) if case in scribbles)
     files = {case: Sources((images[case],), scribbles[case], masks.get(case)) for case in cases}
-    notes = (f"{len(testing)} cases of the testing folder have no scribble and were left out",) if testing else ()
+    notes = [f"{len(testing)} cases of the testing folder have no scribble and were left out"] if testing else []
+    notes += [f"left out, without a scribble: {listed(missing)}"] if missing else []
+    notes += [f"left out, without an image: {listed(lonely)}"] if lonely else []
     ending = ending_of(images[cases[0]])
     values = {k: k for k in range(LABELS.count)}
     ignore = 4 if options.ignore is None else options.ignore
     write = partial(_write, files, ending, {**values, ignore: 4}, values)
-    return Plan(("MRI",), LABELS, ending, cases, write, notes, "ACDC")
+    return Plan(("MRI",), LABELS, ending, cases, write, tuple(notes), {"name": "ACDC", "habits": HABITS})
 
 
 def _write(

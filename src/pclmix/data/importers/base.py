@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,11 @@ from pclmix.data.dataset import (
     write_splits,
 )
 from pclmix.data.splits import default_splits
-from pclmix.data.volume import Geometry, ending_of, read_labels, write_image, write_labels
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_folder, refuse_existing, require_writable, write_json
+from pclmix.io.files import atomic_folder, refuse_existing, require_writable, write_json
+from pclmix.io.progress import in_threads
+from pclmix.io.volume import Geometry, ending_of, read_labels, write_image, write_labels
 from pclmix.labels import Labels
-from pclmix.progress import in_threads
 from pclmix.registry import Registry
 
 #: File value to the value in the dataset (a class, or the ignore label).
@@ -41,13 +42,19 @@ class Options:
     nifti: Path | None = None
     classes: tuple[str, ...] = ()
     ignore: int | None = None
+    skip_unmatched: bool = False  #: leave out images without labels and labels without an image
+    dense: bool = False  #: label cases that have a dense mask and no scribble by the mask
 
     def only(self, kind: str, *allowed: str) -> None:
         """Refuse options that this kind of import would not look at."""
-        for field in fields(self):
-            if field.name not in allowed and getattr(self, field.name) not in (None, ()):
-                known = ", ".join(f"--{name}" for name in allowed)
-                raise PclmixError(f"--{field.name} has no meaning for `pclmix import {kind}`; it takes {known}")
+        for option in fields(self):
+            if option.name not in allowed and getattr(self, option.name) not in (None, (), False):
+                known = ", ".join(flag(name) for name in allowed)
+                raise PclmixError(f"{flag(option.name)} has no meaning for `pclmix import {kind}`; it takes {known}")
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -60,16 +67,21 @@ class Plan:
     cases: tuple[str, ...]
     write: Callable[[str, Path], None]
     notes: tuple[str, ...] = ()
-    name: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)  #: more keys of dataset.json
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of one case: one image a channel, scribble, and a dense mask where there is one."""
+    """The files of one case: one image a channel, scribble, and a dense mask where there is one.
+
+    Strokes of one class may come as two maps: `scribble` has the positive ones, `negative` those of the background.
+    Without a scribble the mask is what is trained on.
+    """
 
     images: tuple[Path, ...]
-    scribble: Path
+    scribble: Path | None
     mask: Path | None = None
+    negative: Path | None = None
 
 
 IMPORTERS: Registry[Callable[[Path, Options], Plan]] = Registry("import kind")
@@ -89,9 +101,8 @@ def import_dataset(
         for name in (IMAGES, SCRIBBLES):
             (folder / name).mkdir()
         in_threads(lambda case: plan.write(case, folder), plan.cases, "importing", show=show)
-        extra = {"name": plan.name} if plan.name else {}
         write_dataset_json(
-            folder, channels=plan.channels, labels=plan.labels, ending=plan.ending, cases=len(plan.cases), **extra
+            folder, channels=plan.channels, labels=plan.labels, ending=plan.ending, cases=len(plan.cases), **plan.extra
         )
         write_splits(folder, default_splits(plan.cases))
     return Dataset.open(target), plan.notes
@@ -122,7 +133,13 @@ def copy_case(
         for c, path in enumerate(sources.images):
             copy_bytes(path, folder / IMAGES / f"{case}_{c:04d}{ending}")
     _copy_sidecar(folder / IMAGES / f"{case}.json", ending, volume.geometry)
-    copy_labels(sources.scribble, folder / SCRIBBLES / f"{case}{ending}", scribble_values, volume.geometry)
+    target = folder / SCRIBBLES / f"{case}{ending}"
+    if sources.negative is not None and sources.scribble is not None:
+        merge_strokes(sources.scribble, sources.negative, target, volume.geometry)
+    elif sources.scribble is not None:
+        copy_labels(sources.scribble, target, scribble_values, volume.geometry)
+    elif sources.mask is not None:
+        copy_labels(sources.mask, target, mask_values, volume.geometry)
     if sources.mask is not None:
         copy_labels(sources.mask, folder / REFERENCE / f"{case}{ending}", mask_values, volume.geometry)
 
@@ -133,22 +150,44 @@ def copy_bytes(source: Path, target: Path) -> None:
     if before == after or {before, after} <= {".tif", ".tiff"}:
         shutil.copyfile(source, target)
     elif (before, after) == (".nii", ".nii.gz"):
-        target.write_bytes(gzip.compress(source.read_bytes(), compresslevel=6, mtime=0))
+        with (
+            source.open("rb") as plain,
+            target.open("wb") as file,
+            gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(plain, packed, 1 << 20)
     elif (before, after) == (".nii.gz", ".nii"):
-        target.write_bytes(gzip.decompress(source.read_bytes()))
+        with gzip.open(source, "rb") as packed, target.open("wb") as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
     else:
         raise PclmixError(f"{source}: all images of a dataset need one ending, here {after}; convert it first")
 
 
-def copy_labels(source: Path, target: Path, values: Values, image: Geometry) -> None:
-    """Copy a label map that lies on the image's grid, its values translated; the file as it is where it can be."""
-    target.parent.mkdir(exist_ok=True)
+def _read_on_grid(source: Path, image: Geometry) -> tuple[npt.NDArray[np.integer[Any]], Geometry]:
+    """A label map that lies on the image's grid."""
     array, geometry = read_labels(source)
     # A picture file without a spacing of its own only has a shape to compare.
     bare = geometry.header is None and geometry.spacing == (1.0, 1.0, 1.0)
     difference = image.same_grid(Geometry(geometry.shape, image.spacing) if bare else geometry)
     if difference:
         raise PclmixError(f"{source} does not fit its image: {difference}; write it again over the image's grid")
+    return array, geometry
+
+
+def merge_strokes(positive: Path, negative: Path, target: Path, image: Geometry) -> None:
+    """Write two maps of one class's strokes, drawn where they are not 0, as one: 1, 0, and 2 where nothing is drawn."""
+    yes, no = (_read_on_grid(path, image)[0] != 0 for path in (positive, negative))
+    both = int((yes & no).sum())
+    if both:
+        raise PclmixError(f"{positive} and {negative}: {both} pixels are drawn in both; correct one of them")
+    write_labels(target, np.where(yes, 1, np.where(no, 0, 2)), image)
+    _copy_sidecar(target.with_name(target.name[: -len(ending_of(target))] + ".json"), ending_of(target), image)
+
+
+def copy_labels(source: Path, target: Path, values: Values, image: Geometry) -> None:
+    """Copy a label map that lies on the image's grid, its values translated; the file as it is where it can be."""
+    target.parent.mkdir(exist_ok=True)
+    array, geometry = _read_on_grid(source, image)
     translated = translate(array, values, str(source))
     nifti = geometry.header is not None and ending_of(target).startswith(".nii")
     whole = nifti and geometry.header.get_data_dtype().kind in "iu" and _has_no_slope(geometry)
@@ -159,13 +198,13 @@ def copy_labels(source: Path, target: Path, values: Values, image: Geometry) -> 
     _copy_sidecar(target.with_name(target.name[: -len(ending_of(target))] + ".json"), ending_of(target), image)
 
 
-def translate(array: npt.NDArray[np.int64], values: Values, where: str) -> npt.NDArray[np.int64]:
-    """Look every value up in `values`; a value that is not in it is refused."""
+def translate(array: npt.NDArray[np.integer[Any]], values: Values, where: str) -> npt.NDArray[np.int32]:
+    """Look every value of (Z, H, W) up in `values`; a value that is not in it is refused."""
     bottom, top = min(values), max(values)
-    table = np.full(top - bottom + 1, -1, dtype=np.int64)
+    table = np.full(top - bottom + 1, -1, dtype=np.int32)
     table[np.array(list(values)) - bottom] = list(values.values())
     if bottom <= array.min() and array.max() <= top:
-        out = table[array - bottom]
+        out = np.stack([table[plane.astype(np.intp) - bottom] for plane in array])
         if out.min() >= 0:
             return out
     unknown = sorted(set(np.unique(array).tolist()) - set(values))
@@ -189,7 +228,7 @@ def _has_no_slope(geometry: Geometry) -> bool:
 
 def _copy_plain_image(source: Path, target: Path, plane: npt.NDArray[np.generic], geometry: Geometry) -> None:
     """A grey picture saved as RGB becomes one plane, which is what nnU-Net expects of one channel."""
-    from pclmix.data.volume import read_image
+    from pclmix.io.volume import read_image
 
     if read_image(source).array.shape[0] == 3:
         write_image(target, plane, geometry)

@@ -1,17 +1,16 @@
 """Plain folders: images, scribbles and, optionally, dense masks, matched by name.
 
-SRC/images, SRC/scribbles and SRC/masks; or SRC holds the images and --scribbles, --masks name the others.
+SRC/images, SRC/scribbles and SRC/masks; or SRC holds the images and --scribbles, --masks name the others. Strokes of
+one class may come as two maps, scribbles/positive and scribbles/negative.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from pclmix.data.dataset import read_channels
 from pclmix.data.importers.base import (
@@ -24,10 +23,10 @@ from pclmix.data.importers.base import (
     listed,
     need_folder,
 )
-from pclmix.data.volume import ENDINGS, ending_of, read_image, read_labels, stem_of
+from pclmix.data.importers.values import mask_meaning, meaning
 from pclmix.errors import PclmixError, nearest
+from pclmix.io.volume import ENDINGS, ending_of, read_image, stem_of
 from pclmix.labels import Labels
-from pclmix.progress import in_threads
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 _LABEL_SUFFIX = re.compile(r"_(?:scribbles?|gt|masks?|labels?|seg)$", re.IGNORECASE)
@@ -36,23 +35,33 @@ _SUBFOLDERS = {
     "scribbles": ("scribbles", "labelsTr"),
     "masks": ("masks", "referenceTr"),
 }
-_MOST = 65535  # what a label file of 16 bits can hold
+#: Strokes of one class as two maps: what it is, and what it is not.
+_POSITIVE, _NEGATIVE = ("positive", "pos"), ("negative", "neg")
 
 
 @IMPORTERS.register("folder")
 def plan(source: Path, options: Options) -> Plan:
     """Match names, find out what the label values mean, and write each case as it is."""
-    options.only("folder", "scribbles", "masks", "classes", "ignore")
+    options.only("folder", "scribbles", "masks", "classes", "ignore", "skip_unmatched", "dense")
     images, scribbles, masks = _folders(source, options)
-    scribble_files, mask_files = _labels(scribbles), _labels(masks) if masks else {}
-    files = _match(images, scribble_files, mask_files)
+    negatives = _subfolder(scribbles, _NEGATIVE)
+    positives = _subfolder(scribbles, _POSITIVE) if negatives else None
+    scribble_files = _labels(positives or scribbles)
+    mask_files = _labels(masks) if masks else {}
+    pictures = _listing(images, without=[f for f in (scribbles, masks) if f is not None])
+    files, notes = _match(pictures, scribble_files, mask_files, options)
+    if positives and negatives:
+        files, more = _with_negatives(files, _labels(negatives), options)
+        labels, doubts = _one_class(options), more
+        values: Values = {0: 0, 1: 1}
+    else:
+        drawn = [sources.scribble for sources in files.values() if sources.scribble]
+        labels, values, doubts = meaning(options, drawn, scribbles)
+    mask_values = mask_meaning([s.mask for s in files.values() if s.mask], labels, values)
     endings = Counter(ending_of(path) for sources in files.values() for path in sources.images)
     ending = endings.most_common(1)[0][0]
-    labels, values, doubts = _meaning(options, [s.scribble for s in files.values()], scribbles)
-    mask_values = _mask_meaning([s.mask for s in files.values() if s.mask], labels, values)
     channels = _channels(next(iter(files.values())))
     write = partial(_write, files, ending, len(channels), values, mask_values)
-    notes = tuple(f"{path} has no image and was left out" for case, path in mask_files.items() if case not in files)
     return Plan(channels, labels, ending, tuple(sorted(files)), write, (*doubts, *notes))
 
 
@@ -68,11 +77,19 @@ def _folders(source: Path, options: Options) -> tuple[Path, Path, Path | None]:
     images = found["images"] or source
     scribbles, masks = found["scribbles"], found["masks"]
     if scribbles is None:
+        several = sorted(p.name for p in source.glob("scribbles*") if p.is_dir())
+        if several:
+            raise PclmixError(
+                f"{source} holds {listed(several)}: give one of them, such as --scribbles {source / several[0]}"
+            )
         way = "draw some from the masks with `pclmix scribble MASKS OUT`" if masks else "say where they are"
         raise PclmixError(f"{source} has no subfolder 'scribbles'; {way} and give the folder with --scribbles")
     for folder in (images, scribbles, masks):
         if folder is not None:
             need_folder(folder)
+    for folder, name in ((scribbles, "scribbles"), (masks, "masks")):
+        if folder is not None and folder.resolve() == images.resolve():
+            raise PclmixError(f"--{name} {folder} is the folder of the images; put them into different folders")
     return images, scribbles, masks
 
 
@@ -80,15 +97,15 @@ def _subfolder(source: Path, names: Iterable[str]) -> Path | None:
     return next((source / name for name in names if (source / name).is_dir()), None)
 
 
-def _listing(folder: Path) -> list[Path]:
-    """The image files of a folder or, where it holds none itself, of the folders below it."""
+def _listing(folder: Path, without: Collection[Path] = ()) -> list[Path]:
+    """The image files of a folder or, where it holds none itself, of the folders below it except those in `without`."""
+    other = [path.resolve() for path in without]
     for found in (folder.iterdir(), folder.rglob("*")):
         paths = sorted(p for p in found if ending_of(p) and not p.name.startswith("."))
+        paths = [p for p in paths if not any(p.resolve().is_relative_to(o) for o in other)]
         if paths:
-            break
-    if not paths:
-        raise PclmixError(f"{folder} holds no image files; known endings are {', '.join(ENDINGS)}")
-    return paths
+            return paths
+    raise PclmixError(f"{folder} holds no image files; known endings are {', '.join(ENDINGS)}")
 
 
 def _labels(folder: Path) -> dict[str, Path]:
@@ -102,27 +119,30 @@ def _labels(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _match(images: Path, scribbles: dict[str, Path], masks: dict[str, Path]) -> dict[str, Sources]:
-    """Images by case; `CASE_0001` is channel 1 of CASE where the scribble is named CASE, else a case of its own."""
+def _match(
+    images: list[Path], scribbles: dict[str, Path], masks: dict[str, Path], options: Options
+) -> tuple[dict[str, Sources], list[str]]:
+    """Sources by case, and remarks on what was left out.
+
+    `CASE_0001` is channel 1 of CASE where the labels are named CASE, else a case of its own.
+    """
+    labelled = {**masks, **scribbles} if options.dense else scribbles
     channels: dict[str, dict[int, Path]] = {}
-    for path in _listing(images):
+    bare: list[Path] = []
+    for path in images:
         stem = stem_of(path)
         match = _CHANNEL.match(stem)
         case, channel = stem, 0
-        if stem not in scribbles and match and match.group("case") in scribbles:
+        if stem not in labelled and match and match.group("case") in labelled:
             case, channel = match.group("case"), int(match.group("channel"))
-        if case not in scribbles:
-            hint = nearest(case, scribbles).replace("Did you mean", "Is it")
-            raise PclmixError(
-                f"{path} has no scribble named '{case}'.{hint} Add the scribble (`pclmix scribble` draws one from a "
-                "dense mask), or move the image away"
-            )
+        if case not in labelled:
+            bare.append(path)
+            continue
         other = channels.setdefault(case, {}).setdefault(channel, path)
         if other != path:
             raise PclmixError(f"{other} and {path} are the same image twice; keep one of them")
-    for case, path in scribbles.items():
-        if case not in channels:
-            raise PclmixError(f"{path} is a scribble without an image named '{case}'.{nearest(case, channels)}")
+    lonely = [path for case, path in scribbles.items() if case not in channels]
+    notes = _unmatched(bare, lonely, labelled, channels, options)
     count = max(len(found) for found in channels.values())
     for case, found in channels.items():
         if sorted(found) != list(range(count)):
@@ -130,10 +150,57 @@ def _match(images: Path, scribbles: dict[str, Path], masks: dict[str, Path]) -> 
                 f"{next(iter(found.values()))}: case '{case}' has the channels {listed(sorted(found))}; "
                 f"every case needs 0 to {count - 1}"
             )
+    notes += [f"{path} has no image and was left out" for case, path in masks.items() if case not in channels]
+    dense = [case for case in channels if case not in scribbles]
+    if dense:
+        notes.append(f"{len(dense)} cases without a scribble are labelled by their dense mask: {listed(dense)}")
     return {
-        case: Sources(tuple(found[c] for c in sorted(found)), scribbles[case], masks.get(case))
+        case: Sources(tuple(found[c] for c in sorted(found)), scribbles.get(case), masks.get(case))
         for case, found in sorted(channels.items())
-    }
+    }, notes
+
+
+def _unmatched(
+    bare: list[Path], lonely: list[Path], labelled: Collection[str], channels: Collection[str], options: Options
+) -> list[str]:
+    """One error for all that does not match, or remarks where it is to be left out."""
+    said = []
+    if bare:
+        hint = nearest(stem_of(bare[0]), labelled).replace("Did you mean", "Is it")
+        said.append(f"{len(bare)} images without a scribble of their name: {listed(bare)}.{hint}")
+    if lonely:
+        hint = nearest(stem_of(lonely[0]), channels).replace("Did you mean", "Is it")
+        said.append(f"{len(lonely)} scribbles without an image of their name: {listed(lonely)}.{hint}")
+    if said and (not options.skip_unmatched or not channels):
+        way = "add what is missing (`pclmix scribble` draws scribbles from dense masks), move them away"
+        raise PclmixError(f"{' '.join(said)} Names must match: {way}, or leave them out with --skip-unmatched")
+    return [f"left out: {text}" for text in said]
+
+
+def _with_negatives(
+    files: dict[str, Sources], negatives: dict[str, Path], options: Options
+) -> tuple[dict[str, Sources], tuple[str, ...]]:
+    """Each case with its negative strokes as well."""
+    alone = [case for case, sources in files.items() if sources.scribble and case not in negatives]
+    alone += [case for case in negatives if case not in files]
+    if alone and not options.skip_unmatched:
+        raise PclmixError(
+            f"{len(alone)} cases have positive strokes, negative strokes or an image alone: {listed(alone)}. "
+            "Add what is missing, or leave them out with --skip-unmatched"
+        )
+    kept = {case: Sources(s.images, s.scribble, s.mask, negatives.get(case)) for case, s in files.items()}
+    kept = {case: s for case, s in kept.items() if s.negative or not s.scribble}
+    return kept, (f"left out: {listed(alone)}",) if alone else ()
+
+
+def _one_class(options: Options) -> Labels:
+    """The background and the one class that was drawn."""
+    names = tuple(name.partition("=")[0].strip() for name in options.classes) or ("background", "1")
+    if len(names) != 2 or options.ignore is not None:
+        raise PclmixError(
+            "positive and negative strokes are of one class: --classes background,NAME names it; leave --ignore out"
+        )
+    return Labels(("background", names[1]), 2)
 
 
 def _channels(first: Sources) -> tuple[str, ...]:
@@ -145,73 +212,3 @@ def _channels(first: Sources) -> tuple[str, ...]:
         return "R", "G", "B"
     read_channels(first.images, 1)
     return ("image",)
-
-
-def _meaning(options: Options, scribbles: Sequence[Path], folder: Path) -> tuple[Labels, Values, tuple[str, ...]]:
-    """The classes; for each value of a scribble file, the class or the ignore label it stands for; remarks.
-
-    Unannotated is --ignore, else the highest value if it is also the commonest: a scribble leaves most pixels
-    untouched. Anything else is a question for the user, not a guess.
-    """
-    counts: Counter[int] = Counter()
-    for found in in_threads(_count, scribbles, "reading"):
-        counts.update(found)
-    ignore = options.ignore
-    if ignore is None:
-        ignore, common = max(counts), counts.most_common(1)[0][0]
-        if ignore != common:
-            raise PclmixError(
-                f"{folder}: which value means 'nothing drawn'? Most pixels hold {common}, the highest value is "
-                f"{ignore}; say it with --ignore {common} or --ignore {ignore}"
-            )
-    drawn = sorted(set(counts) - {ignore})
-    if not drawn:
-        raise PclmixError(f"{folder}: the scribbles hold nothing but {ignore}, 'nothing drawn'")
-    names, numbers = _classes(options.classes, ignore, drawn, folder)
-    labels = Labels(names, len(names))
-    unknown = sorted(set(drawn) - set(numbers))
-    if unknown:
-        raise PclmixError(
-            f"{folder}: the scribbles hold {listed(unknown)}, which no class has; "
-            f"the classes are {listed((f'{n}={v}' for n, v in zip(names, numbers, strict=True)), 20)}"
-        )
-    doubts = () if ignore in counts else (f"no pixel of {folder} holds {ignore}, 'nothing drawn': is --ignore right?",)
-    return labels, {**{v: k for k, v in enumerate(numbers)}, ignore: len(names)}, doubts
-
-
-def _count(path: Path) -> dict[int, int]:
-    values, counts = np.unique(read_labels(path)[0], return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True))
-
-
-def _classes(
-    given: Sequence[str], ignore: int, drawn: Sequence[int], folder: Path
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names and file values, background first: NAME=VALUE, or NAME alone for 0, 1, 2, ... with `ignore` left out."""
-    if not given:
-        free = [v for v in range(drawn[-1] + 1) if v != ignore]
-        if list(drawn) != free or len(free) < 2:
-            raise PclmixError(
-                f"{folder}: the scribbles hold the values {listed(drawn)} beside {ignore} (nothing drawn), which are "
-                "not background and classes without a gap; name them with --classes background=VALUE,NAME=VALUE,..."
-            )
-        return Labels.generic(len(free)).names, tuple(free)
-    pairs = [item.partition("=") for item in given]
-    names = tuple(name.strip() for name, _, _ in pairs)
-    if len(set(names)) != len(names) or "ignore" in names or "" in names or len(names) < 2:
-        raise PclmixError(f"--classes {','.join(given)}: the background and at least one class, each named once")
-    try:
-        free = [v for v in range(len(names) + 1) if v != ignore]
-        numbers = tuple(int(value) if equals else free[k] for k, (_, equals, value) in enumerate(pairs))
-    except ValueError:
-        raise PclmixError(f"--classes {','.join(given)}: the value after '=' must be a whole number") from None
-    if len({*numbers, ignore}) != len(numbers) + 1 or not all(abs(v) <= _MOST for v in numbers):
-        raise PclmixError(f"--classes {','.join(given)}: each class needs its own value, none of them {ignore}")
-    return ("background", *names[1:]), numbers
-
-
-def _mask_meaning(masks: Sequence[Path], labels: Labels, scribble: Values) -> Values:
-    """Masks share the scribbles' values where all of theirs are among them; else they hold 0, 1, 2, ..."""
-    found = set().union(*in_threads(_count, masks, "reading")) if masks else set()
-    shared = {value: k for value, k in scribble.items() if k != labels.ignore}
-    return shared if found <= set(shared) else {k: k for k in range(labels.count)}

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES
-from pclmix.data.importers.acdc import LABELS
+from pclmix.data.importers.acdc import HABITS, LABELS
 from pclmix.data.importers.base import IMPORTERS, Options, Plan, listed, need_folder, translate
-from pclmix.data.volume import Array, Geometry, read_image, stem_of, write_image, write_labels
-from pclmix.errors import PclmixError
+from pclmix.errors import PclmixError, need_extra
+from pclmix.io.limits import require_size
+from pclmix.io.volume import Array, Geometry, read_image, stem_of, write_image, write_labels
 
 ENDING = ".nii.gz"
 _SLICE = re.compile(r"_slice_\d+$")
@@ -44,7 +45,7 @@ def plan(source: Path, options: Options) -> Plan:
     values = {k: k for k in range(LABELS.count)}
     ignore = 4 if options.ignore is None else options.ignore
     write = partial(_write, volumes, originals, {**values, ignore: 4}, values)
-    return Plan(("MRI",), LABELS, ENDING, tuple(volumes), write, notes, "ACDC")
+    return Plan(("MRI",), LABELS, ENDING, tuple(volumes), write, notes, {"name": "ACDC", "habits": HABITS})
 
 
 def _originals(folder: Path) -> dict[str, Path]:
@@ -81,13 +82,15 @@ def _write(
 
 def read_volume(path: Path) -> dict[str, Array]:
     """image in its own type, scribble and (where it is there) label as whole numbers, all (Z, H, W)."""
-    import h5py
-
+    h5py = need_extra("h5py", "hdf5", f"{path}: reading HDF5")
     try:
         with h5py.File(path, "r") as file:
-            arrays: dict[str, Any] = {
-                name: np.asarray(file[name]) for name in ("image", "scribble", "label") if name in file
-            }
+            found = [name for name in ("image", "scribble", "label") if name in file]
+            for name in found:
+                require_size(path, int(file[name].size) * file[name].dtype.itemsize)
+            arrays: dict[str, Any] = {name: np.asarray(file[name]) for name in found}
+    except PclmixError:
+        raise
     except Exception as error:  # a damaged file can make HDF5 raise anything at all
         raise PclmixError(f"{path} cannot be read as HDF5: {error}; copy it again from its source") from error
     for name in ("image", "scribble"):
