@@ -1,0 +1,1 @@
+"""Synthetic data: the phantom, and scribbles drawn from masks."""
