@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pclmix.errors import PclmixError
 from pclmix.labels import IGNORE
+from pclmix.losses.supervised import SoftLabel
 from pclmix.mixing import (
     MIXERS,
     Blend,
@@ -20,7 +21,6 @@ from pclmix.mixing import (
     make_mixer,
     rectangles,
 )
-from pclmix.soft_label import SoftLabel
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -57,7 +57,7 @@ def test_rectangles_vary_in_shape_and_reach_every_pixel() -> None:
     assert 800 < tall < 1200
 
 
-def test_one_pixel_is_still_a_rectangle() -> None:
+def test_rectangles_on_one_pixel() -> None:
     assert int(rectangles(torch.zeros(1, 1, 1, 1), 0.2, generator()).sum()) == 1
 
 
@@ -110,7 +110,7 @@ def test_mixup_weights_are_beta(alpha: float, variance: float) -> None:
     assert weight.var().item() == pytest.approx(variance, rel=0.05)
 
 
-def test_saliency_takes_what_matters_of_each() -> None:
+def test_saliency_mix_takes_the_salient_blocks() -> None:
     of_a, of_b = torch.zeros(1, 8, 8), torch.zeros(1, 8, 8)
     of_a[:, :2, :2] = 1
     of_a[:, 6:, 6:] = 1
@@ -121,7 +121,7 @@ def test_saliency_takes_what_matters_of_each() -> None:
     assert int(mix.mask.sum()) == 4
 
 
-def test_saliency_is_the_best_choice_of_blocks() -> None:
+def test_saliency_mix_maximises_the_gain() -> None:
     of_a, of_b = torch.rand(3, 8, 8), torch.rand(3, 8, 8)
     x = torch.zeros(3, 1, 8, 8)
     mask = SaliencyMix(area=0.25, block=2, smooth=0).draw(x, x, generator(), (of_a, of_b)).mask
@@ -134,7 +134,7 @@ def test_saliency_is_the_best_choice_of_blocks() -> None:
         assert gain[i][chosen[i]].min() >= gain[i][~chosen[i]].max()
 
 
-def test_saliency_by_default_is_contrast_and_flat_images_are_by_lot() -> None:
+def test_saliency_mix_defaults_to_contrast_and_breaks_ties_at_random() -> None:
     step = torch.zeros(1, 1, 4, 4)
     step[..., 2:] = 1
     assert local_contrast(step)[0].tolist() == [[0, 1, 0, 0]] * 4
@@ -145,7 +145,7 @@ def test_saliency_by_default_is_contrast_and_flat_images_are_by_lot() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 7, 5), (2, 3, 33, 64), (3, 1, 256, 256)])
 @pytest.mark.parametrize("name", MIXERS.names())
-def test_every_mixer_keeps_shapes_and_the_seed_decides(name: str, shape: tuple[int, int, int, int]) -> None:
+def test_mixers_keep_shapes_and_are_reproducible_by_seed(name: str, shape: tuple[int, int, int, int]) -> None:
     b, _, h, w = shape
     a, c = torch.rand(shape), torch.rand(shape)
     y1, y2 = torch.randint(-1, 3, (b, h, w)), torch.randint(-1, 3, (b, h, w))
@@ -181,6 +181,6 @@ def test_every_mixer_draws_for_each_sample(name: str) -> None:
         ("saliency", {"block": 0}, "saliency: block 0"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, parameters: dict[str, float], message: str) -> None:
+def test_refuses_invalid_parameters(name: str, parameters: dict[str, float], message: str) -> None:
     with pytest.raises(PclmixError, match=message.replace("?", r"\?")):
         make_mixer(name, parameters)

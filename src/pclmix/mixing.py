@@ -1,4 +1,4 @@
-"""Mixing two batches: drawn once, then applied alike to images, labels and predictions.
+"""Mixing of two batches, drawn once and applied to images, labels and predictions alike.
 
 `mix = mixer.draw(x1, x2, generator)` fixes what comes from where; `mix.images(x1, x2)` is x12 and, with the arguments
 exchanged, `mix.images(x2, x1)` is x21. Labels and predictions likewise. Where a mask M is drawn, x12 = M x1 + (1-M) x2.
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from pclmix.errors import PclmixError, nearest
 from pclmix.labels import IGNORE
+from pclmix.losses.supervised import SoftLabel
 from pclmix.registry import Registry
-from pclmix.soft_label import SoftLabel
 
 
 class Mix(ABC):
-    """One draw. The first argument is what M selects, the second is the rest."""
+    """One draw. M selects pixels of the first argument; the rest comes from the second."""
 
     @abstractmethod
     def images(self, a: Tensor, b: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class Mix(ABC):
 
     @abstractmethod
     def predictions(self, a: Tensor, b: Tensor) -> Tensor:
-        """(B, K, H, W) twice to one. What is erased has no prediction: zeros."""
+        """(B, K, H, W) twice to one. Erased pixels have no prediction: zeros."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Select(Mix):
 
 @dataclass(frozen=True)
 class Erase(Mix):
-    """`a` with nothing in it where `mask` (B, 1, H, W) is set; `b` plays no part."""
+    """`a`, emptied where `mask` (B, 1, H, W) is set; `b` is not used."""
 
     mask: Tensor
 
@@ -71,7 +71,7 @@ class Erase(Mix):
 
 @dataclass(frozen=True)
 class Blend(Mix):
-    """`weight` (B, 1, 1, 1) parts of `a` and the rest of `b`, everywhere."""
+    """weight a + (1 - weight) b everywhere; weight: (B, 1, 1, 1)."""
 
     weight: Tensor
 
@@ -85,12 +85,12 @@ class Blend(Mix):
         return torch.lerp(b, a, self.weight.to(a.dtype))
 
 
-#: What a saliency-guided mixer may be told: how much each pixel of x1 and of x2 matters, (B, H, W) each, >= 0.
+#: Saliency of each pixel of x1 and of x2 for saliency-guided mixers: (B, H, W) each, >= 0.
 Saliency = tuple[Tensor, Tensor]
 
 
 class Mixer(ABC):
-    """A way to draw a Mix. Its parameters are the fields of the dataclass and are checked when it is made."""
+    """Draws mixes. Its parameters are the fields of the dataclass, validated at construction."""
 
     @abstractmethod
     def draw(self, a: Tensor, b: Tensor, generator: torch.Generator, saliency: Saliency | None = None) -> Mix:
@@ -101,7 +101,7 @@ MIXERS: Registry[type[Mixer]] = Registry("mixing function")
 
 
 def make_mixer(name: str, parameters: Mapping[str, float | int] | None = None) -> Mixer:
-    """The mixer of that name; an unknown name, parameter or value is refused with what is allowed."""
+    """The mixer of that name; errors name what is allowed."""
     kind = MIXERS.find(name)
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in parameters or {}:
@@ -159,10 +159,10 @@ class MixUp(Mixer):
 @MIXERS.register("saliency")
 @dataclass(frozen=True)
 class SaliencyMix(Mixer):
-    """After Puzzle Mix: the blocks of x1 that matter most beside what they hide of x2.
+    """After Puzzle Mix: the blocks of x1 that are most salient compared with the blocks of x2 that they hide.
 
-    area: the share of the image, to whole blocks. block: their side in pixels. smooth: how many times a block takes
-    the mean with its eight neighbours first, so that the chosen ones hang together.
+    area: the share of the image, in whole blocks. block: their side in pixels. smooth: how many times the gain is
+    averaged over neighbouring blocks first, so that the chosen ones are connected.
     """
 
     area: float = 0.2
@@ -182,7 +182,7 @@ class SaliencyMix(Mixer):
         gain = self._blocks(of_a) - self._blocks(of_b)
         for _ in range(self.smooth):
             gain = F.avg_pool2d(gain, 3, stride=1, padding=1, count_include_pad=False)
-        # Choosing blocks for the largest total gain at a given area is taking the largest; equal ones by lot.
+        # The largest total gain at a given area is the sum of the largest gains; ties are broken at random.
         flat = gain.flatten(1)
         lot = torch.rand(flat.shape, generator=generator, device=flat.device).argsort(1)
         best = lot.gather(1, flat.gather(1, lot).argsort(dim=1, descending=True, stable=True))
@@ -192,7 +192,7 @@ class SaliencyMix(Mixer):
         return Select(mask[:, :, : a.shape[2], : a.shape[3]])
 
     def _blocks(self, saliency: Tensor) -> Tensor:
-        """Saliency per block, (B, H, W) -> (B, 1, h, w), each image's total 1: bright images have no more say."""
+        """Saliency per block, (B, H, W) -> (B, 1, h, w), with sum 1 for each image, whatever its contrast."""
         pooled = F.avg_pool2d(saliency.detach().float().unsqueeze(1), self.block, ceil_mode=True)
         return pooled / pooled.sum((2, 3), keepdim=True).clamp(min=torch.finfo(pooled.dtype).tiny)
 
@@ -200,8 +200,8 @@ class SaliencyMix(Mixer):
 def rectangles(image: Tensor, area: float, generator: torch.Generator) -> Tensor:
     """One rectangle per sample, inside the image, of `area` of its pixels up to rounding: (B, 1, H, W) bool.
 
-    The height is log-uniform from a strip across the whole image to a strip down it, which gives every aspect ratio
-    that fits; the place is uniform among those where it fits.
+    The height is log-uniform between a strip across the whole image and a strip down it, so that every aspect ratio
+    that fits is possible; the position is uniform among those that fit.
     """
     (batch, _, height, width), device = image.shape, image.device
     shape, top, left = torch.rand(3, batch, 1, 1, 1, generator=generator, device=device)
@@ -232,7 +232,7 @@ def squares(image: Tensor, side: int, generator: torch.Generator) -> Tensor:
 
 
 def local_contrast(image: Tensor) -> Tensor:
-    """The length of the gradient by differences, summed over channels: (B, C, H, W) -> (B, H, W)."""
+    """The magnitude of the finite-difference gradient, summed over channels: (B, C, H, W) -> (B, H, W)."""
     image = image.detach().float()
     down = F.pad(image[:, :, 1:] - image[:, :, :-1], (0, 0, 0, 1))
     right = F.pad(image[:, :, :, 1:] - image[:, :, :, :-1], (0, 1))

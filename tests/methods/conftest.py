@@ -1,4 +1,4 @@
-"""The contract every method keeps, as one object, so that an example from the documentation can be held to it too."""
+"""The contract of all methods as a class, which the test of the documentation's example uses as well."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_batch(method: type[Method], seed: int = 0, count: int = 2, scribbled: b
 
 
 class Contract:
-    """One method on one network. Each check is a sentence of STYLE: what any method must do on any batch."""
+    """One method on one network; each check holds for every method."""
 
     def __init__(self, name: str, method: type[Method], net: str) -> None:
         self.name, self.method, self.net = name, method, net
@@ -86,20 +86,20 @@ class Contract:
         for net in method.inference_nets:
             assert any(p.grad is not None and p.grad.any() for p in method.get_submodule(net).parameters()), net
 
-    def has_the_same_terms_throughout(self) -> None:
-        """A captured step is one graph: no term may come or go with progress."""
+    def has_the_same_terms_at_every_step(self) -> None:
+        """A captured step is one graph: terms may not depend on progress."""
         method, batch = self.build(), make_batch(self.method)
         steps = [self.run(method, batch, progress) for progress in (0.0, 1.0)]
         assert steps[0].keys() == steps[1].keys()
         assert all(sum_terms(terms).isfinite() for terms in steps)
 
-    def bears_a_batch_without_scribbles(self) -> None:
+    def is_finite_without_scribbles(self) -> None:
         method = self.build()
         terms = self.run(method, make_batch(self.method, scribbled=False))
         assert sum_terms(terms).isfinite()
         assert all(p.grad is None or p.grad.isfinite().all() for p in method.parameters())
 
-    def repeats_itself_and_survives_save_and_load(self) -> None:
+    def is_reproducible_and_restores_its_state(self) -> None:
         first, second = self.build(), self.build()
         batches = [make_batch(self.method, seed) for seed in range(2)]
         same_terms(self.run(first, batches[0]), self.run(second, batches[0]))
@@ -140,7 +140,7 @@ class Contract:
             with torch.no_grad():
                 torch.testing.assert_close(alone.eval()(image), net.eval()(image))
 
-    def takes_a_batch_that_was_not_augmented(self) -> None:
+    def accepts_unaugmented_batches(self) -> None:
         terms = self.run(self.build(), replace(make_batch(self.method), theta=None))
         assert sum_terms(terms).isfinite()
 

@@ -1,4 +1,4 @@
-"""Every registered method, on its own kind of network and on a small one of PCLMix's kind, keeps the contract."""
+"""Every registered method, on the U-Net and on a small ResNet, fulfils the contract."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def test_loss_and_gradients(name: str, net: str, contract: Make) -> None:
 
 
 @once
-def test_terms_do_not_come_and_go(name: str, net: str, contract: Make) -> None:
-    contract(name, find_method(name), net).has_the_same_terms_throughout()
+def test_terms_are_the_same_at_every_step(name: str, net: str, contract: Make) -> None:
+    contract(name, find_method(name), net).has_the_same_terms_at_every_step()
 
 
 @each
 def test_batch_without_scribbles(name: str, net: str, contract: Make) -> None:
-    contract(name, find_method(name), net).bears_a_batch_without_scribbles()
+    contract(name, find_method(name), net).is_finite_without_scribbles()
 
 
 @each
 def test_state_and_seed(name: str, net: str, contract: Make) -> None:
-    contract(name, find_method(name), net).repeats_itself_and_survives_save_and_load()
+    contract(name, find_method(name), net).is_reproducible_and_restores_its_state()
 
 
 @each
@@ -56,4 +56,4 @@ def test_precision(name: str, net: str, contract: Make) -> None:
 def test_prediction(name: str, net: str, contract: Make) -> None:
     kept = contract(name, find_method(name), net)
     kept.predicts_with_each_of_its_inference_nets()
-    kept.takes_a_batch_that_was_not_augmented()
+    kept.accepts_unaugmented_batches()

@@ -5,20 +5,35 @@ import pytest
 from pclmix.errors import PclmixError
 from pclmix.methods.base import METHODS, Task, build_params, find_method, load_all
 
-ROWS = {"full", "pce", "rw", "em", "mloss", "rloss", "ustm", "s2l", "dmpls", "scnet", "trimix", "cyclemix", "pclmix"}
+ROWS = {
+    "full",
+    "pce",
+    "rw",
+    "em",
+    "mloss",
+    "rloss",
+    "ustm",
+    "s2l",
+    "dmpls",
+    "scnet",
+    "trimix",
+    "cyclemix",
+    "scribblevs",
+    "pclmix",
+}
 
 
-def test_every_row_of_the_table_is_there() -> None:
+def test_registers_every_method() -> None:
     load_all()
     assert set(METHODS.names()) >= ROWS
 
 
-def test_an_unknown_method_is_told_the_nearest() -> None:
+def test_unknown_method_suggests_the_nearest() -> None:
     with pytest.raises(PclmixError, match="Did you mean 'trimix'"):
         find_method("trimx")
 
 
-def test_an_unknown_parameter_is_told_the_nearest() -> None:
+def test_unknown_parameter_suggests_the_nearest() -> None:
     with pytest.raises(PclmixError, match=r"weigth.*Did you mean 'weight'"):
         build_params(find_method("em"), {"weigth": 1.0})
 

@@ -24,13 +24,13 @@ def test_pseudo_labels_count_after_a_tenth(batch_for: Callable[..., Batch]) -> N
         assert float(terms["pseudo"].weight) == weight
 
 
-def test_only_the_slices_of_the_batch_are_remembered(batch_for: Callable[..., Batch]) -> None:
+def test_updates_only_slices_of_the_batch(batch_for: Callable[..., Batch]) -> None:
     method, batch = build(), replace(batch_for(S2L), index=torch.tensor([4, 1]))
     method.step(batch, torch.zeros(()), torch.Generator())
     assert method.memory.mean.flatten(1).any(1).tolist() == [False, True, False, False, True, False]
 
 
-def test_the_mean_is_of_predictions_as_at_test_time(batch_for: Callable[..., Batch]) -> None:
+def test_running_mean_uses_evaluation_mode(batch_for: Callable[..., Batch]) -> None:
     method, batch = build(), replace(batch_for(S2L), theta=None)
     before = {name: b.clone() for name, b in method.net.named_buffers()}
     one, two = method._predict(batch.image), method._predict(batch.image)
@@ -40,13 +40,13 @@ def test_the_mean_is_of_predictions_as_at_test_time(batch_for: Callable[..., Bat
     torch.testing.assert_close(one, method.net.eval()(batch.image).softmax(1))
 
 
-def test_sure_pixels_are_learnt(batch_for: Callable[..., Batch]) -> None:
+def test_confident_pixels_become_labels(batch_for: Callable[..., Batch]) -> None:
     method, batch = build(), replace(batch_for(S2L), theta=None, index=torch.tensor([0, 1]))
     method.memory.mean[:, 2] = 255  # everybody has long been sure of class 2
     terms = method.step(batch, torch.ones(()), torch.Generator())
     assert float(terms["pseudo"].value.detach()) > 0
 
 
-def test_a_stride_that_does_not_divide_the_image_is_refused() -> None:
+def test_refuses_strides_that_do_not_divide_the_image() -> None:
     with pytest.raises(PclmixError, match=r"params\.stride=3 does not divide"):
         S2L(Task("unet", 1, 4, (64, 64), 6), build_params(S2L, {"stride": 3}))  # type: ignore[arg-type]

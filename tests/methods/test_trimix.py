@@ -42,7 +42,7 @@ def test_the_step_by_hand(batch_for: Callable[..., Batch]) -> None:
         torch.testing.assert_close(terms[name].value, value, rtol=1e-4, atol=1e-5)
 
 
-def test_three_different_networks_each_taught(batch_for: Callable[..., Batch]) -> None:
+def test_trains_three_different_networks(batch_for: Callable[..., Batch]) -> None:
     method = build()
     weights = [next(method.get_submodule(name).parameters()) for name in method.inference_nets]
     assert len({float(w.detach().sum()) for w in weights}) == 3

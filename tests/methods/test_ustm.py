@@ -8,7 +8,7 @@ import torch
 
 from pclmix.data.batch import Batch
 from pclmix.methods.base import Task, build_params, sum_terms
-from pclmix.methods.ustm import USTM
+from pclmix.methods.ustm import USTM, draw_turns, turn
 
 
 def build(**params: float) -> USTM:
@@ -22,7 +22,7 @@ def weight(method: USTM, batch: Batch, progress: float) -> float:
     return float(terms["consistency"].weight)
 
 
-def test_the_teacher_waits_for_its_first_update_and_then_follows(batch_for: Callable[..., Batch]) -> None:
+def test_consistency_starts_with_the_first_teacher_update(batch_for: Callable[..., Batch]) -> None:
     method, batch = build(), batch_for(USTM)
     with torch.no_grad():
         for parameter in method.net.parameters():  # as if pretrained weights had come in
@@ -35,7 +35,7 @@ def test_the_teacher_waits_for_its_first_update_and_then_follows(batch_for: Call
     assert weight(method, batch, 1.0) == 1
 
 
-def test_the_teacher_has_no_gradient_and_its_target_stands_upright(batch_for: Callable[..., Batch]) -> None:
+def test_teacher_has_no_gradient_and_undoes_turns(batch_for: Callable[..., Batch]) -> None:
     method, batch = build(noise=0.0), batch_for(USTM)
     method.update(torch.zeros(()))
     sum_terms(method.step(batch, torch.ones(()), torch.Generator().manual_seed(0))).backward()  # type: ignore[no-untyped-call]
@@ -44,3 +44,14 @@ def test_the_teacher_has_no_gradient_and_its_target_stands_upright(batch_for: Ca
     method.teacher = torch.nn.Identity()  # type: ignore[assignment]
     image = torch.rand(6, 4, 64, 64)
     torch.testing.assert_close(method._teach(image, torch.Generator().manual_seed(0)), image.softmax(1))
+
+
+@pytest.mark.parametrize("size", [(5, 5), (4, 6)])
+def test_turn_and_turn_back(size: tuple[int, int]) -> None:
+    x = torch.rand(32, 2, *size)
+    turns = draw_turns(x, torch.Generator().manual_seed(0))
+    assert set(turns.tolist()) == ({0, 1, 2, 3} if size[0] == size[1] else {0, 2})
+    turned = turn(x, turns)
+    for before, after, quarters in zip(x, turned, turns.tolist(), strict=True):
+        assert torch.equal(after, torch.rot90(before, quarters, (1, 2)))
+    assert torch.equal(turn(turned, -turns), x)

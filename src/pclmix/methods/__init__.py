@@ -1,1 +1,1 @@
-"""One file per row of the table: each states only what is new about it."""
+"""Training methods, one file each (docs/methods.md)."""

@@ -1,4 +1,4 @@
-"""What a method is: networks, state in buffers, and `step`, which names its loss terms. The engine does the rest."""
+"""The interface of a method: networks, state in buffers, and `step`, which returns named loss terms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS: Registry[type[Method]] = Registry("method")
 
 @dataclass(frozen=True)
 class Term:
-    """One named part of the loss: the engine adds weight * value and logs the value."""
+    """One named part of the loss: the trainer adds weight * value and logs the value."""
 
     value: Tensor
     weight: float | Tensor = 1.0
@@ -35,9 +35,9 @@ Terms = dict[str, Term]
 
 @dataclass(frozen=True)
 class Passes:
-    """What one step sends through `Method.forward`, in batches of B images; fractions count too.
+    """The passes of one step through `Method.forward`, in batches of B images; fractions are allowed.
 
-    A network that is not trained, such as a teacher, counts as the same network without its backward pass.
+    A network that is not trained, such as a teacher, counts as a pass without gradients.
     """
 
     trained: float = 1.0  #: forward and backward
@@ -46,47 +46,46 @@ class Passes:
 
 @dataclass(frozen=True)
 class Task:
-    """What the data asks of the networks."""
+    """What the data requires of the networks."""
 
     net: str
     in_channels: int
     classes: int
     size: tuple[int, int]
     slices: int = 0  #: N, slices in the training store, for methods that remember each one
-    stride_in_1x1: bool = False
 
 
 class Method(nn.Module):
-    """One row of the table. `net` is the inference model; everything else a method has is for training only."""
+    """A training method. `net` is the inference model; everything else of a method is for training only."""
 
     summary: ClassVar[str]  #: one line for `pclmix methods`
     source: ClassVar[str]  #: where it was published
     needs: ClassVar[Literal["scribbles", "dense masks"]] = "scribbles"
     Params: ClassVar[type[Section]] = Section
-    #: The networks that can predict, each alone; the first is the method's answer. All start from encoder.weights.
+    #: The networks that can predict, the default first. All start from encoder.weights.
     inference_nets: ClassVar[tuple[str, ...]] = ("net",)
-    needs_affine: ClassVar[bool] = False  #: undoes augmentation by `Batch.theta`: only affine maps may be drawn
-    passes: ClassVar[Passes] = Passes()  #: what benchmarks/methods.py measures a step against
+    needs_affine: ClassVar[bool] = False  #: undoes augmentation by `Batch.theta`, so only affine maps are allowed
+    passes: ClassVar[Passes] = Passes()  #: the reference of benchmarks/methods.py
 
     net: Segmenter
 
     def __init__(self, task: Task, params: Any, net: Segmenter | None = None) -> None:
-        """`params` is an instance of the method's own Params; `net` is given by methods that build it themselves."""
+        """params: an instance of the method's Params. net: given by methods that build their own."""
         super().__init__()
         self.task = task
         self.params = params
-        self.net = net or build_segmenter(task.net, task.in_channels, task.classes, task.stride_in_1x1)
+        self.net = net or build_segmenter(task.net, task.in_channels, task.classes)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        """What training computes of images (B, C, H, W) in one pass: the logits of every decoder, `net`'s first."""
+        """One training pass of images (B, C, H, W): the logits of every decoder, those of `net` first."""
         return (self.net(image),)
 
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
-        """Loss terms of one batch; `progress` is t/T as a tensor without axes, randomness comes from `generator`."""
+        """Loss terms of one batch; `progress` is t/T as a 0-dim tensor, all randomness comes from `generator`."""
         raise NotImplementedError
 
     def update(self, progress: Tensor) -> None:
-        """Called after the optimiser's step, without gradients: teachers, running means."""
+        """Update teachers and running means; called after the optimiser's step, without gradients."""
 
     @classmethod
     def precompute(
@@ -101,7 +100,7 @@ class Method(nn.Module):
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method by name; every file of this package is imported, so that each registers itself."""
+    """The class of a method by name; imports every module of this package, so that methods register."""
     load_all()
     return METHODS.find(name)
 
@@ -113,7 +112,7 @@ def load_all() -> None:
 
 
 def build_params(method: type[Method], params: Mapping[str, Any]) -> Section:
-    """The method's own parameters, checked; the message names the key and what is known."""
+    """Validate the method's own parameters; an error names the key and the known keys."""
     return build(method.Params, params, "params")
 
 
@@ -125,6 +124,10 @@ def require_fitting(config: Config) -> Section:
             f"augment.pinch={config.augment.pinch}: {config.method} remembers each slice and cannot undo a pinch; "
             "set augment.pinch=0"
         )
+    if method.needs_affine and config.data.patch is not None:
+        raise PclmixError(
+            f"data.patch={list(config.data.patch)}: {config.method} remembers whole slices; set data.patch=null"
+        )
     return build_params(method, config.params)
 
 
@@ -132,11 +135,11 @@ def build_method(config: Config, in_channels: int, classes: int, slices: int = 0
     """The method of a configuration with randomly initialised networks (seed first for repeatable ones)."""
     method = find_method(config.method)
     params = require_fitting(config)
-    task = Task(config.net, in_channels, classes, config.data.size, slices, config.encoder.stride_in_1x1)
+    task = Task(config.net, in_channels, classes, config.data.size, slices)
     return method(task, params)
 
 
 def sum_terms(terms: Terms) -> Tensor:
-    """Equation 1 for any method: the weighted sum of the terms, in float32."""
+    """The loss, equation 1 for any method: the weighted sum of the terms, in float32."""
     values = [term.weight * term.value.float() for term in terms.values()]
     return torch.stack([v if isinstance(v, Tensor) else torch.as_tensor(v) for v in values]).sum()

@@ -1,4 +1,4 @@
-"""Dual branch with dynamically mixed pseudo labels: two decoders, one sees features with dropout."""
+"""Dual-branch network with dynamically mixed pseudo labels: two decoders, one of which sees features with dropout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.partial_ce import partial_cross_entropy
-from pclmix.losses.precision import planes
-from pclmix.losses.pseudo_mix import pseudo_supervision
+from pclmix.losses.precision import full, planes
+from pclmix.losses.supervised import dice_loss, partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Task, Term, Terms
 from pclmix.nets.segmenter import build_decoder
 
@@ -50,6 +49,17 @@ def dual_terms(logits: Pair, p: Pair, label: Tensor, weight: float, generator: G
     beta = torch.rand((), generator=generator, device=label.device)
     pce = (partial_cross_entropy(logits[0], label) + partial_cross_entropy(logits[1], label)) / 2
     return {"pce": Term(pce), "pseudo": Term(pseudo_supervision(*p, beta), weight)}
+
+
+def mixed_pseudo_label(p1: Tensor, p2: Tensor, beta: Tensor) -> Tensor:
+    """argmax_k of beta p1 + (1 - beta) p2, not differentiated. p1, p2: (B, K, H, W). beta: 0-dim -> (B, H, W)."""
+    return torch.lerp(full(p2.detach()), full(p1.detach()), beta).argmax(1)
+
+
+def pseudo_supervision(p1: Tensor, p2: Tensor, beta: Tensor) -> Tensor:
+    """(Dice(p1, PL) + Dice(p2, PL)) / 2 with PL their mixed pseudo label; a scalar."""
+    label = mixed_pseudo_label(p1, p2, beta)
+    return (dice_loss(p1, label) + dice_loss(p2, label)) / 2
 
 
 def dropped(feature: Tensor, rate: float, generator: Generator) -> Tensor:

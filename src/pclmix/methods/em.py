@@ -1,7 +1,8 @@
-"""Entropy minimisation: partial cross-entropy, and every pixel should be sure."""
+"""Entropy minimisation: partial cross-entropy and a penalty on the entropy of every pixel."""
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from pydantic import Field
@@ -9,9 +10,9 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.entropy_min import normalised_entropy
-from pclmix.losses.partial_ce import partial_cross_entropy
 from pclmix.losses.precision import planes
+from pclmix.losses.supervised import partial_cross_entropy
+from pclmix.losses.uncertainty import entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
 
@@ -21,14 +22,18 @@ class EMParams(Section):
 
 @METHODS.register("em")
 class EM(Method):
-    summary: ClassVar[str] = "cross-entropy on scribbles and small entropy everywhere"
+    summary: ClassVar[str] = "cross-entropy on scribbles and low entropy everywhere"
     source: ClassVar[str] = "Grandvalet and Bengio 2004, Semi-supervised Learning by Entropy Minimization"
     Params: ClassVar[type[Section]] = EMParams
 
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
         logits = planes(self.net(batch.image))
-        entropy = normalised_entropy(logits.softmax(1))
         return {
             "pce": Term(partial_cross_entropy(logits, batch.label)),
-            "entropy": Term(entropy, self.params.weight),
+            "entropy": Term(normalised_entropy(logits.softmax(1)), self.params.weight),
         }
+
+
+def normalised_entropy(p: Tensor) -> Tensor:
+    """mean over pixels of -sum_k p_k log p_k / log K, in [0, 1]. p: (B, K, H, W)."""
+    return entropy(p).mean() / math.log(p.shape[1])

@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 from torch import Generator, Tensor
 
 from pclmix.data.batch import Batch
-from pclmix.losses.dice import dice_loss
-from pclmix.losses.partial_ce import partial_cross_entropy
 from pclmix.losses.precision import planes
+from pclmix.losses.supervised import dice_loss, partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
 

@@ -1,4 +1,4 @@
-"""Mumford-Shah loss: partial cross-entropy, and classes that are one grey value with short borders."""
+"""Mumford-Shah loss: partial cross-entropy and a penalty on classes of mixed intensity and on long borders."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.mumford_shah import mumford_shah
-from pclmix.losses.partial_ce import partial_cross_entropy
 from pclmix.losses.precision import planes
+from pclmix.losses.regularisers import mumford_shah
+from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
 

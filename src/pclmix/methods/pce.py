@@ -1,4 +1,4 @@
-"""Partial cross-entropy: the baseline that learns from scribbled pixels alone."""
+"""Partial cross-entropy: the baseline, which learns from scribbled pixels only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Generator, Tensor
 
 from pclmix.data.batch import Batch
-from pclmix.losses.partial_ce import partial_cross_entropy
 from pclmix.losses.precision import planes
+from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
 

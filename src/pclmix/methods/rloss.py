@@ -1,4 +1,4 @@
-"""Regularised loss: partial cross-entropy, and a gated CRF over near pixels that look alike."""
+"""Regularised loss: partial cross-entropy and a gated CRF, which makes similar nearby pixels agree."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Positive, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.gated_crf import Filter, gated_crf
-from pclmix.losses.partial_ce import partial_cross_entropy
 from pclmix.losses.precision import planes
+from pclmix.losses.regularisers import gated_crf
+from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms
-from pclmix.nets.fused import usable
 
 
 class RLossParams(Section):
@@ -33,17 +32,8 @@ class RLoss(Method):
         params: RLossParams = self.params
         logits = planes(self.net(batch.image))
         p, image = logits.softmax(1), batch.image.float()
-        energy = gated_crf(p, image, params.sigma_xy, params.sigma_i, params.radius, _filtering(p, image))
+        energy = gated_crf(p, image, params.sigma_xy, params.sigma_i, params.radius)
         return {
             "pce": Term(partial_cross_entropy(logits, batch.label)),
             "crf": Term(energy, params.weight),
         }
-
-
-def _filtering(p: Tensor, image: Tensor) -> Filter | None:
-    """The GPU's own kernel where it can be used."""
-    if not p.is_cuda or not usable("losses"):
-        return None
-    from pclmix.losses import fused_crf  # Triton is not everywhere
-
-    return fused_crf.filtered if fused_crf.fits(p, image) else None

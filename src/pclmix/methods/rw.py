@@ -1,4 +1,4 @@
-"""Random walker: each slice's scribbles become dense pseudo labels once, then supervision is full."""
+"""Random walker: dense pseudo labels from each slice's scribbles, computed once, then full supervision."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy.typing as npt
 from torch import Generator, Tensor
 
 from pclmix.data.batch import Batch
-from pclmix.losses.dice import dice_loss
-from pclmix.losses.partial_ce import partial_cross_entropy
 from pclmix.losses.precision import planes
-from pclmix.losses.random_walker import random_walker_labels
+from pclmix.losses.pseudo import random_walker_labels
+from pclmix.losses.supervised import dice_loss, partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
 

@@ -1,4 +1,4 @@
-"""Scribble2Label: pixels whose running mean prediction is sure become labels."""
+"""Scribble2Label: pixels whose running mean prediction is confident become labels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import Generator, Tensor
 from pclmix.config import NonNegative, Positive, Section, Share
 from pclmix.data.batch import Batch
 from pclmix.errors import PclmixError
-from pclmix.losses.partial_ce import partial_cross_entropy
+from pclmix.labels import IGNORE
 from pclmix.losses.precision import planes
-from pclmix.losses.running_mean import RunningMean, confident_label, identity
+from pclmix.losses.pseudo import RunningMean, confident_class, identity
+from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 
 
@@ -27,7 +28,7 @@ class S2LParams(Section):
 
 @METHODS.register("s2l")
 class S2L(Method):
-    summary: ClassVar[str] = "pseudo labels where the running mean of each slice's prediction is sure"
+    summary: ClassVar[str] = "pseudo labels where the running mean prediction of a slice is confident"
     source: ClassVar[str] = "Lee and Jeong 2020, Scribble2Label"
     Params: ClassVar[type[Section]] = S2LParams
     needs_affine: ClassVar[bool] = True
@@ -42,9 +43,10 @@ class S2L(Method):
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
         params: S2LParams = self.params
         theta = identity(len(batch.image), batch.image) if batch.theta is None else batch.theta
-        # Each visit updates a slice: with 1,500 slices in batches of 12 that is every 125 steps.
+        # Each visit updates a slice: with 1,500 slices in batches of 12, every 125 steps.
         self.memory.update(batch.index, self._predict(batch.image), theta, params.alpha)
-        pseudo = confident_label(self.memory.read(batch.index, theta), batch.label, params.threshold)
+        pseudo = confident_class(self.memory.read(batch.index, theta), params.threshold)
+        pseudo = pseudo.masked_fill(batch.label >= 0, IGNORE)  # scribbles have their own term
         logits = planes(self.net(batch.image))
         return {
             "pce": Term(partial_cross_entropy(logits, batch.label)),

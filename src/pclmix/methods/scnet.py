@@ -1,4 +1,4 @@
-"""SC-Net: mixed pseudo labels, scribbles that walk over superpixels, and contrast between classes."""
+"""SC-Net: DMPLS with scribbles extended over superpixels and class-wise contrast between the decoders."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Positive, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.class_contrast import class_contrast, sample_classes
-from pclmix.losses.contrast import at_stride
-from pclmix.losses.dice import dice_loss
+from pclmix.losses.contrast import at_stride, class_contrast, sample_classes
 from pclmix.losses.precision import planes
-from pclmix.losses.ramp import ramp
-from pclmix.losses.superpixel import superpixels, walk_scribbles
+from pclmix.losses.pseudo import superpixels, walk_scribbles
+from pclmix.losses.supervised import dice_loss
+from pclmix.losses.uncertainty import ramp
 from pclmix.methods.base import METHODS, Term, Terms
 from pclmix.methods.dmpls import DMPLS, DMPLSParams, dropped, dual_terms
 
-_STRIDE = 4  # the contrast sees every fourth pixel, which is enough for 32 a class
+_STRIDE = 4  # of the contrast, whose 32 pixels a class need no full resolution
 
 
 class SCNetParams(DMPLSParams):
@@ -55,7 +54,7 @@ class SCNet(DMPLS):
         terms = dual_terms((main, aux), (p1, p2), batch.label, params.weight, generator)
         walked = batch.maps["walked"]
         terms["walk"] = Term((dice_loss(p1, walked) + dice_loss(p2, walked)) / 2, params.lambda_walk)
-        # A pixel's class is what the walk says, else what both decoders together say.
+        # A pixel's class is that of the walked scribble, else that of the mean prediction.
         label = torch.where(walked >= 0, walked, (p1 + p2).detach().argmax(1))
         index, valid = sample_classes(at_stride(label, _STRIDE), self.task.classes, params.features, generator)
         contrast = class_contrast(at_stride(f1, _STRIDE), at_stride(f2, _STRIDE), index, valid)

@@ -1,4 +1,4 @@
-"""TriMix: three networks, each taught on a mix of what the other two see and say."""
+"""TriMix: three networks, each trained on mixed images and pseudo labels of the other two."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.partial_ce import partial_cross_entropy
 from pclmix.losses.precision import planes
+from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 from pclmix.mixing import CutMix
 from pclmix.nets.segmenter import build_segmenter
@@ -25,7 +25,7 @@ class TriMixParams(Section):
 
 @METHODS.register("trimix")
 class TriMix(Method):
-    summary: ClassVar[str] = "three networks, each taught on a CutMix of the other two"
+    summary: ClassVar[str] = "three networks, each trained on a CutMix of the other two"
     source: ClassVar[str] = "Zheng et al. 2022, TriMix: A General Framework for Medical Image Segmentation"
     Params: ClassVar[type[Section]] = TriMixParams
     inference_nets: ClassVar[tuple[str, ...]] = ("net", "net2", "net3")
@@ -33,9 +33,7 @@ class TriMix(Method):
 
     def __init__(self, task: Task, params: TriMixParams) -> None:
         super().__init__(task, params)
-        self.net2, self.net3 = (
-            build_segmenter(task.net, task.in_channels, task.classes, task.stride_in_1x1) for _ in range(2)
-        )
+        self.net2, self.net3 = (build_segmenter(task.net, task.in_channels, task.classes) for _ in range(2))
         self.mixer = CutMix(params.area)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
@@ -46,7 +44,7 @@ class TriMix(Method):
         device, count = batch.image.device, len(batch.image)
         orders = [torch.randperm(count, generator=generator, device=device) for _ in range(3)]
         x, y = [batch.image[order] for order in orders], [batch.label[order] for order in orders]
-        # Net i learns from nets j and k; what is mixed does not wait for predictions, so one pass takes both halves.
+        # Net i learns from nets j and k. Mixed images do not depend on predictions, so one pass takes both halves.
         others = [(1, 2), (2, 0), (0, 1)]
         mixes = [self.mixer.draw(x[j], x[k], generator) for j, k in others]
         nets = (self.net, self.net2, self.net3)
@@ -66,5 +64,5 @@ class TriMix(Method):
 
 
 def _sum(logits: list[Tensor], labels: list[Tensor]) -> Tensor:
-    """The cross-entropies of the three networks; they share no weight, so a sum trains each by its own."""
+    """The sum of the three networks' cross-entropies; they share no weights, so each is trained by its own."""
     return torch.stack([partial_cross_entropy(z, y) for z, y in zip(logits, labels, strict=True)]).sum()

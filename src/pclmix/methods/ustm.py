@@ -1,4 +1,4 @@
-"""Uncertainty-aware mean teacher: agreement with a teacher's noisy views where they agree among themselves."""
+"""Uncertainty-aware mean teacher: consistency with the teacher's mean over noisy views where it is certain."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Positive, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.mean_teacher import confident_mse, follow
-from pclmix.losses.partial_ce import partial_cross_entropy
+from pclmix.losses.consistency import confident_mse, follow
 from pclmix.losses.precision import planes
-from pclmix.losses.ramp import ramp
-from pclmix.losses.uncertainty import entropy, entropy_threshold
+from pclmix.losses.supervised import partial_cross_entropy
+from pclmix.losses.uncertainty import entropy, entropy_threshold, ramp
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
-from pclmix.turns import draw_turns, turn
 
 
 class USTMParams(Section):
@@ -29,7 +27,7 @@ class USTMParams(Section):
 
 @METHODS.register("ustm")
 class USTM(Method):
-    summary: ClassVar[str] = "mean teacher, followed where its noisy views agree"
+    summary: ClassVar[str] = "consistency with a mean teacher where its noisy views agree"
     source: ClassVar[str] = (
         "Liu et al. 2022, Weakly supervised segmentation of COVID19 infection with scribble annotation"
     )
@@ -40,7 +38,7 @@ class USTM(Method):
 
     def __init__(self, task: Task, params: USTMParams) -> None:
         super().__init__(task, params)
-        # The teacher stays in training mode: its dropout is part of the noise, and BatchNorm sees the noisy views.
+        # The teacher stays in training mode: its dropout is part of the noise, and BatchNorm uses the noisy views.
         self.teacher = deepcopy(self.net).requires_grad_(False)
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
@@ -50,7 +48,7 @@ class USTM(Method):
         target = self._teach(batch.image, generator)
         p = logits.softmax(1)
         consistency = confident_mse(p, target, entropy(target), entropy_threshold(progress))
-        # Before its first update the teacher knows nothing, pretrained weights included.
+        # Before its first update the teacher has random weights, even where the student's are pretrained.
         weight = params.weight * ramp(progress) * (self.updates > 0)
         return {
             "pce": Term(partial_cross_entropy(logits, batch.label)),
@@ -59,7 +57,7 @@ class USTM(Method):
 
     @torch.no_grad()
     def _teach(self, image: Tensor, generator: Generator) -> Tensor:
-        """The teacher's mean probabilities (B, K, H, W) over all views, which go through it in one batch."""
+        """The teacher's mean probabilities (B, K, H, W) over all views, computed in one batch."""
         params: USTMParams = self.params
         turns = draw_turns(image, generator)
         views = turn(image, turns).repeat(params.views, 1, 1, 1)
@@ -69,3 +67,22 @@ class USTM(Method):
 
     def update(self, progress: Tensor) -> None:
         follow(list(self.teacher.parameters()), list(self.net.parameters()), self.updates, self.params.decay)
+
+
+def draw_turns(image: Tensor, generator: Generator) -> Tensor:
+    """Quarter turns 0 to 3 for each of (B, C, H, W), uniformly; only half turns where height and width differ."""
+    drawn = torch.randint(0, 4, (len(image),), generator=generator, device=image.device)
+    return drawn if image.shape[-2] == image.shape[-1] else drawn // 2 * 2
+
+
+def turn(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotate each of (B, C, H, W) by its own number of quarter turns; negative numbers rotate back.
+
+    Computes all rotations and selects one, since the host does not know the numbers.
+    """
+    turns = (turns % 4).view(-1, 1, 1, 1)
+    turned = torch.where(turns == 2, torch.rot90(x, 2, (2, 3)), x)
+    if x.shape[-2] == x.shape[-1]:
+        turned = torch.where(turns == 1, torch.rot90(x, 1, (2, 3)), turned)
+        turned = torch.where(turns == 3, torch.rot90(x, 3, (2, 3)), turned)
+    return turned
