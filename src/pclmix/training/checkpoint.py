@@ -1,0 +1,284 @@
+"""Checkpoints: written whole or not at all, validated on loading, the previous one kept as a fallback.
+
+On disk a checkpoint is a plain dictionary of numbers, text and tensors, so that it loads with weights_only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Strict, StrictStr, ValidationError
+from torch import Tensor, nn
+
+from pclmix.config import Config
+from pclmix.errors import PclmixError, load_failure
+from pclmix.io.files import atomic_path
+from pclmix.labels import Labels
+from pclmix.nets.segmenter import Segmenter, build_segmenter
+
+FORMAT = 2
+LAST, PREVIOUS, SNAPSHOTS = "last.ckpt", "previous.ckpt", "snapshots"
+Count = Annotated[int, Strict(), Field(ge=0)]
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+Millimetres = tuple[Positive, Positive, Positive]  #: along Z, H, W
+M = TypeVar("M", bound=nn.Module)
+log = logging.getLogger(__name__)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Spacings(_Part):
+    """Spacing of the training images."""
+
+    median: Millimetres
+    min: Millimetres
+    max: Millimetres
+
+
+class TrainedOn(_Part):
+    """The data of a run: dataset, fold left out (None: no fold) and the training cases in order."""
+
+    dataset: StrictStr
+    fold: Count | None
+    cases: tuple[StrictStr, ...]
+
+
+class Round(_Part):
+    """Which training of a run with several rounds this is. A run without is its own first round."""
+
+    number: Annotated[int, Strict(), Field(ge=1)] = 1
+    begins: Count = 0  #: steps of the rounds before
+    since: Annotated[FiniteFloat, Field(ge=0)] = (
+        0.0  #: seconds before its first step; kept where there is a time budget
+    )
+    labels: StrictStr = ""  #: digest of the labels it trains on, in RUN/roundN.npz; of the first, none
+
+
+class Average(_Part):
+    """The weight average: its sum, before the correction for the start, and the number of steps in it."""
+
+    steps: Count
+    sum: dict[str, Tensor]
+
+    def weights(self, decay: float) -> dict[str, Tensor]:
+        """The averaged weights by name; none before the first step."""
+        if self.steps == 0:
+            return {}
+        scale = 1.0 / (1.0 - decay**self.steps)
+        return {name: tensor * scale for name, tensor in self.sum.items()}
+
+
+class Checkpoint(_Part):
+    """Everything needed to predict with a run and to continue it. A snapshot has only what prediction needs."""
+
+    version: StrictStr  #: of pclmix, that wrote it
+    config: Config
+    labels: Labels
+    channels: Annotated[tuple[StrictStr, ...], Field(min_length=1)]
+    spacing: Spacings
+    run: TrainedOn
+    step: Count
+    seconds: Annotated[FiniteFloat, Field(ge=0)]
+    round: Round = Round()
+    method: dict[str, Tensor]  #: all weights and buffers by name
+    average: Average | None = None
+    optimizer: dict[str, Any] | None = None
+    random: tuple[dict[str, Tensor], ...] | None = None  #: states of the random generators, by rank
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self.optimizer is None
+
+    @property
+    def settings(self) -> Config:
+        """What the weights were trained with: those of the run, as its last round changes them."""
+        return self.config.of_round(self.round.number)
+
+    def to_plain(self) -> dict[str, Any]:
+        """What is saved."""
+        return {
+            "format": FORMAT,
+            "version": self.version,
+            "config": self.config.model_dump(mode="json"),
+            "labels": {**asdict(self.labels), "names": list(self.labels.names)},
+            "channels": list(self.channels),
+            "spacing": self.spacing.model_dump(mode="json"),
+            "run": self.run.model_dump(mode="json"),
+            "step": self.step,
+            "seconds": self.seconds,
+            "round": self.round.model_dump(mode="json"),
+            "method": self.method,
+            "average": None if self.average is None else {"steps": self.average.steps, "sum": self.average.sum},
+            "optimizer": self.optimizer,
+            "random": None if self.random is None else list(self.random),
+        }
+
+    @classmethod
+    def from_plain(cls, content: Any, path: Path) -> Checkpoint:
+        """Validate what was loaded from `path`; the error names the file and the key."""
+        if not isinstance(content, dict) or "format" not in content:
+            raise PclmixError(f"{path} is not a checkpoint of pclmix: it has no key 'format'")
+        if content["format"] != FORMAT:
+            raise PclmixError(
+                f"{path} was written by pclmix {content.get('version')} in checkpoint format {content['format']}; "
+                f"this version reads format {FORMAT}: install that version or train again"
+            )
+        try:
+            checkpoint = cls.model_validate({key: value for key, value in content.items() if key != "format"})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise PclmixError(f"{path}: key '{key}': {first['msg'].lower()}; train again or use another") from None
+        except PclmixError as error:  # of the labels
+            raise PclmixError(f"{path}: key 'labels': {error}") from None
+        if not content["config"]:
+            raise PclmixError(f"{path}: key 'config' is empty; train again or use another")
+        average = () if checkpoint.average is None else checkpoint.average.sum.items()
+        _require_finite(path, "method", checkpoint.method.items())
+        _require_finite(path, "average.sum", average)
+        return checkpoint
+
+
+def _require_finite(path: Path, key: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise PclmixError(f"{path}: key '{key}.{name}' holds NaN or infinity; train again or use another")
+
+
+def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
+    """Write RUN/last.ckpt; the previous one becomes RUN/previous.ckpt. At every moment one of them is whole."""
+    last = Path(run) / LAST
+    try:
+        with atomic_path(last) as temporary:
+            torch.save(checkpoint.to_plain(), temporary)
+            if last.exists():
+                spare = last.with_name(f".{PREVIOUS}-link")
+                spare.unlink(missing_ok=True)
+                try:
+                    os.link(last, spare)
+                except OSError:  # a filesystem without hard links
+                    shutil.copyfile(last, spare)
+                os.replace(spare, last.with_name(PREVIOUS))
+    except RuntimeError as error:  # torch's writer reports a full disk so
+        raise _full(last, error) from error
+
+
+def _full(path: Path, error: RuntimeError) -> PclmixError:
+    return PclmixError(
+        f"cannot write {path}: {error}; is the disk full? Then free some space. "
+        "The checkpoint before, if there is one, is untouched"
+    )
+
+
+def load_checkpoint(path: Path, *, map_location: str = "cpu", lazy: bool = False) -> Checkpoint:
+    """Read one checkpoint after verifying every byte of it; `lazy` maps the tensors into memory."""
+    path = Path(path)
+    if not path.is_file():
+        raise PclmixError(f"{path} does not exist; a checkpoint or a run folder is needed")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise PclmixError(f"{path} is damaged (in {damaged}); use the checkpoint before it or train again")
+        content = torch.load(path, map_location=map_location, weights_only=True, mmap=lazy)
+    except PclmixError:
+        raise
+    except Exception as error:  # a damaged archive raises errors of many types
+        raise PclmixError(
+            f"{path} is not a readable checkpoint ({load_failure(error)}); a run folder or its last.ckpt is needed"
+        ) from error
+    return Checkpoint.from_plain(content, path)
+
+
+def load_newest(run: Path, *, lazy: bool = False) -> Checkpoint | None:
+    """The newest checkpoint of a run that can be read, falling back with a warning; None where there is none."""
+    paths = [p for p in (Path(run) / LAST, Path(run) / PREVIOUS) if p.exists()]
+    problems = []
+    for path in paths:
+        try:
+            return load_checkpoint(path, lazy=lazy)
+        except PclmixError as error:
+            problems.append(str(error))
+            if path != paths[-1]:
+                log.warning("%s; trying the checkpoint before it", error)
+    if problems:
+        raise PclmixError(f"no checkpoint of {run} can be read: {problems[0]}; start again in another folder")
+    return None
+
+
+def find_checkpoint(model: Path) -> Path:
+    """MODEL as a user gives it: a run folder or a checkpoint file."""
+    model = Path(model)
+    if model.is_dir():
+        for name in (LAST, PREVIOUS):
+            if (model / name).is_file():
+                return model / name
+        raise PclmixError(f"{model} holds no checkpoint ({LAST}); is it a run folder of `pclmix train`?")
+    return model
+
+
+def open_model(model: Path) -> Checkpoint:
+    """The checkpoint behind MODEL, mapped; of a run folder the newest one that can be read."""
+    path = find_checkpoint(model)
+    content = load_newest(path.parent, lazy=True) if Path(model).is_dir() else None
+    return content if content is not None else load_checkpoint(path, lazy=True)
+
+
+def save_snapshot(run: Path, checkpoint: Checkpoint, nets: Sequence[str]) -> Path:
+    """Write RUN/snapshots/step-N.ckpt: the weights to predict with at this step, but nothing to resume from."""
+    prefixes = tuple(f"{net}." for net in nets)
+    state = {k: v for k, v in trained_state(checkpoint).items() if k.startswith(prefixes)}
+    slim = checkpoint.model_copy(update={"method": state, "average": None, "optimizer": None, "random": None})
+    path = Path(run) / SNAPSHOTS / f"step-{checkpoint.step:06d}.ckpt"
+    try:
+        with atomic_path(path) as temporary:
+            torch.save(slim.to_plain(), temporary)
+    except RuntimeError as error:
+        raise _full(path, error) from error
+    return path
+
+
+def trained_state(checkpoint: Checkpoint, *, last: bool = False) -> dict[str, Tensor]:
+    """The weights to predict with: the average where the run kept one, unless the `last` are asked for."""
+    decay = checkpoint.config.engine.ema
+    if last and checkpoint.is_snapshot and decay > 0:
+        raise PclmixError("a snapshot holds averaged weights alone; ask the run itself for the last ones")
+    average = {} if last or checkpoint.average is None else checkpoint.average.weights(decay)
+    return {**checkpoint.method, **average}
+
+
+def inference_state(checkpoint: Checkpoint, net: str = "net", *, last: bool = False) -> dict[str, Tensor]:
+    """Weights of one inference network alone, from the average where there is one, unless the `last` are asked for."""
+    state, prefix = trained_state(checkpoint, last=last), f"{net}."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def build_net(checkpoint: Checkpoint, name: str = "net", *, last: bool = False) -> Segmenter:
+    """An inference network of a checkpoint: encoder and CNN decoder, ready to predict. No transformer is built."""
+    config, classes, channels = checkpoint.config, checkpoint.labels.count, len(checkpoint.channels)
+    net = build_segmenter(config.net, channels, classes)
+    return load_weights(net, inference_state(checkpoint, name, last=last), checkpoint)
+
+
+def load_weights(net: M, state: dict[str, Tensor], checkpoint: Checkpoint) -> M:
+    """Put the weights of a checkpoint into a network that its description says; in evaluation mode."""
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise PclmixError(
+            f"the checkpoint's weights do not fit its description ({checkpoint.config.net}, "
+            f"{checkpoint.labels.count} classes, {len(checkpoint.channels)} channels): {reason}; was it changed by "
+            "hand? Train again or use another"
+        ) from error
+    return net.eval()

@@ -1,0 +1,104 @@
+"""Slices to the device, in an order that is a function of the seed and the step alone.
+
+The order is an endless chain of permutations; step t takes the next `batch` places, rank r its own part of them.
+Nothing has to be saved for a resume to go on at the same place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pclmix.data.patches import Crops
+from pclmix.data.store import Store
+
+_STEPS_AHEAD = 1024  # indices are sent to the device for this many steps at a time
+
+
+class Feed:
+    """Fills the step's input buffers: `image` (b, C, H, W), `label` (b, 1 + M, H, W), `index` (b,).
+
+    With `patch` these are parts of the slices, cropped around a stroke.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        batch: int,
+        seed: int,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+        patch: tuple[int, int] | None = None,
+    ) -> None:
+        self.batch, self.seed, self.rank, self.world, self.device = batch, seed, rank, world, device
+        own = batch // world
+        self.count, self.maps = len(store), store.maps
+        side = patch or store.images.shape[2:]
+        self.image = torch.zeros(own, store.images.shape[1], *side, device=device)
+        self.label = torch.zeros(own, store.labels.shape[1], *side, dtype=torch.int64, device=device)
+        self.index = torch.zeros(own, dtype=torch.int64, device=device)
+        self._store = store
+        self._crops = None if patch is None else Crops(store.labels[:, 0], patch, seed)
+        self._resident = _resident(store, device) if patch is None else None
+        self._table = torch.empty(0, dtype=torch.int64, device=device)
+        self._table_from = -1
+
+    def fill(self, step: int) -> None:
+        """Put the slices of `step` (counted from 0) into the buffers."""
+        if not 0 <= step - self._table_from < len(self._table) or self._table_from < 0:
+            self._table_from = step
+            places = [self.places(step + i) for i in range(_STEPS_AHEAD)]
+            self._table = torch.from_numpy(np.stack(places)).to(self.device)
+        self.index.copy_(self._table[step - self._table_from])
+        if self._resident is not None:
+            images, labels = self._resident
+            self.image.copy_(images.index_select(0, self.index))
+            self.label.copy_(labels.index_select(0, self.index))
+        else:
+            chosen = self.places(step)
+            if self._crops is not None:
+                self._fill_crops(step, chosen, self._crops)
+                return
+            self.image.copy_(torch.from_numpy(self._store.images[chosen]), non_blocking=True)
+            self.label.copy_(torch.from_numpy(self._store.labels[chosen]), non_blocking=True)
+
+    def _fill_crops(self, step: int, chosen: np.ndarray[tuple[int], np.dtype[np.int64]], crops: Crops) -> None:
+        own, (h, w) = self.batch // self.world, crops.patch
+        for row, index in enumerate(chosen.tolist()):
+            top, left = crops.corner(index, step * self.batch + self.rank * own + row)
+            part = (index, slice(None), slice(top, top + h), slice(left, left + w))
+            self.image[row].copy_(torch.from_numpy(self._store.images[part].copy()), non_blocking=True)
+            self.label[row].copy_(torch.from_numpy(self._store.labels[part].copy()), non_blocking=True)
+
+    def places(self, step: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The store positions this rank trains on at `step`."""
+        own = self.batch // self.world
+        first = step * self.batch + self.rank * own
+        positions = np.arange(first, first + own)
+        epochs = positions // self.count
+        permutations = {
+            e: np.random.default_rng([self.seed, int(e)]).permutation(self.count) for e in np.unique(epochs)
+        }
+        return np.array([permutations[e][p % self.count] for e, p in zip(epochs, positions, strict=True)])
+
+
+def _resident(store: Store, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """The whole store on the device where it fits in half of what is free, else None: read slice by slice."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = _free_memory()
+    if store.nbytes > free // 2:
+        return None
+    return torch.from_numpy(np.array(store.images)).to(device), torch.from_numpy(np.array(store.labels)).to(device)
+
+
+def _free_memory() -> int:
+    """Bytes that can be taken without swapping; a guess of 4 GiB where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 4 * 2**30

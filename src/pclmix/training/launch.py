@@ -1,0 +1,142 @@
+"""`--devices N`: one rank a device, started by torchrun's launcher. Run as a module, this file is such a rank."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pclmix.errors import PclmixError
+from pclmix.io.files import read_json
+from pclmix.io.threads import thread_settings
+from pclmix.training.checkpoint import LAST
+from pclmix.training.log import RUN
+from pclmix.training.parallel import LOST
+from pclmix.training.request import TrainRequest
+
+_SECONDS_TO_SAVE = 120  # for ranks that were asked to stop
+
+
+def launch(request: TrainRequest) -> bool:
+    """Train with one process a device; True when finished, False when interrupted.
+
+    On several nodes the same command is run on each, with MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=request.nodes,
+        max_nodes=request.nodes,
+        nproc_per_node=request.devices,
+        run_id="pclmix",
+        max_restarts=0,
+        shutdown_timeout=_SECONDS_TO_SAVE,
+        **_rendezvous(request.nodes),
+    )
+    command = json.dumps(sys.argv)  # for environment.json
+    with _prepared(request.devices):
+        try:
+            elastic_launch(config, sys.executable)("-m", "pclmix.training.launch", _to_json(request), command)
+        except ChildFailedError as error:
+            raise _explained(error, request) from None
+        except SignalException:  # passed on to the ranks, which have saved and ended
+            return False
+    status = read_json(request.out / RUN).get("status") if (request.out / RUN).is_file() else "finished"
+    return bool(status == "finished")
+
+
+def _rendezvous(nodes: int) -> dict[str, Any]:
+    if nodes == 1:
+        return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not os.environ.get(name)]
+    if missing:
+        raise PclmixError(
+            f"--nodes {nodes}: set {', '.join(missing)} on each node, or use torchrun itself: torchrun "
+            f"--nnodes {nodes} --nproc-per-node N --rdzv-backend c10d --rdzv-endpoint HOST:PORT -m pclmix train ..."
+        )
+    endpoint = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return {
+        "rdzv_backend": "static",
+        "rdzv_endpoint": endpoint,
+        "rdzv_configs": {"rank": int(os.environ["NODE_RANK"]), "timeout": 900},
+    }
+
+
+@contextmanager
+def _prepared(processes: int) -> Iterator[None]:
+    """Ranks share the cores; the launcher does not report failures itself, and its signal handlers are removed."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    level, before = logger.level, {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    environment = dict(os.environ)
+    logger.setLevel(logging.CRITICAL)
+    os.environ |= thread_settings(processes)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, handler in before.items():
+            try:
+                signal.signal(number, handler)
+            except ValueError:
+                break  # not the main thread, so nothing was changed
+
+
+def _explained(error: Any, request: TrainRequest) -> PclmixError:
+    """The failure of the rank that failed first; the others only stopped because of it."""
+    own = {r: f for r, f in error.failures.items() if f.exitcode not in (LOST, -signal.SIGTERM)}
+    rank, failure = min((own or error.failures).items(), key=lambda item: item[1].timestamp)
+    said = failure.error_file_data.get("message")
+    if isinstance(said, str) and failure.exitcode == 2:
+        return PclmixError(said)
+    last = request.out / LAST
+    kept = f"the last checkpoint is {last}" if last.is_file() else "there is no checkpoint yet"
+    how = f"was killed by {failure.signal_name()} (too little memory?)" if failure.exitcode < 0 else "failed"
+    return PclmixError(
+        f"process {rank + 1} of {request.world} (rank {rank}, PID {failure.pid}) {how}; {kept}. "
+        f"Continue with: {request.resume_command()}"
+    )
+
+
+def _to_json(request: TrainRequest) -> str:
+    paths = {name: str(value) for name, value in vars(request).items() if isinstance(value, Path)}
+    content = asdict(request) | paths
+    return json.dumps(content)
+
+
+def _from_json(text: str) -> TrainRequest:
+    content = json.loads(text)
+    paths = {name: Path(content[name]) for name in ("dataset", "out", "start_from") if content[name] is not None}
+    return TrainRequest(**content | paths)
+
+
+def main() -> None:
+    """One rank: train, and leave the message of a failure to the launcher."""
+    from pclmix.training.start import run_training
+
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    request, sys.argv = _from_json(sys.argv[1]), json.loads(sys.argv[2])
+    try:
+        run_training(request)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except PclmixError as error:
+        # The format of torch.distributed.elastic's error files.
+        content = json.dumps({"message": str(error), "timestamp": str(int(time.time()))})
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content, encoding="utf-8")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""How well a network agrees with scribbles, and what a finished run says about them. No dense mask is opened."""
+
+from __future__ import annotations
+
+import csv
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pclmix.data.patches import gaussian, slide
+from pclmix.data.store import Store
+from pclmix.io.files import atomic_path
+from pclmix.labels import IGNORE, Labels
+from pclmix.losses.uncertainty import entropy
+from pclmix.methods.base import Method
+from pclmix.nets.segmenter import Segmenter
+from pclmix.training.checkpoint import LAST, build_net, load_checkpoint
+
+CASES, EXAMPLES = "training_cases.csv", "examples.npz"
+_EXAMPLES = 6
+SLICES = 500  #: that a CPU predicts at the end of a run
+Patch = tuple[int, int] | None  #: what the network sees, where that is not the whole slice
+
+
+@torch.no_grad()
+def agreement(
+    net: nn.Module, store: Store, device: torch.device, classes: int, patch: Patch = None, batch: int = 16
+) -> Tensor:
+    """Counts (cases, K, K): scribbled class by predicted class, in float64. The network's mode is restored.
+
+    On a CPU up to SLICES scribbled slices are looked at, evenly spread: thousands would take as long as the training.
+    """
+    training = net.training
+    net.eval()
+    counts = torch.zeros(len(store.cases), classes * classes, dtype=torch.float64)
+    looked_at = _looked_at(store, device)
+    for first in range(0, len(looked_at), batch):
+        chosen = looked_at[first : first + batch]
+        image = torch.from_numpy(np.array(store.images[chosen])).float().to(device)
+        label = torch.from_numpy(np.array(store.labels[chosen, 0])).long()
+        predicted = _scores(net, image, patch).argmax(1).cpu()
+        pair = torch.where(label != IGNORE, label * classes + predicted, classes * classes)
+        for case, row in zip(store.case_of[chosen], pair, strict=True):
+            counts[case] += torch.bincount(row.flatten(), minlength=classes * classes + 1)[:-1]
+    net.train(training)
+    return counts.view(-1, classes, classes)
+
+
+def _scores(net: nn.Module, image: Tensor, patch: Patch) -> Tensor:
+    """Logits of whole slices, by a sliding window where the network sees patches."""
+    if patch is None:
+        logits: Tensor = net(image)
+        return logits
+    zeros, weight = partial(torch.zeros, device=image.device), torch.tensor(gaussian(patch), device=image.device)
+    slid: Tensor = slide(lambda part: net(part).float(), image, patch, zeros, weight)
+    return slid
+
+
+@torch.no_grad()
+def seconds_needed(method: Method, store: Store, device: torch.device, patch: Patch) -> float:
+    """About how long `write_results` takes: the first slices of the store are predicted twice and timed."""
+    net, count = method.net.eval(), min(16 if patch is None else 1, len(store))
+    image = torch.from_numpy(np.array(store.images[:count])).float().to(device)
+    for _ in range(2):
+        started = time.perf_counter()
+        _scores(net, image, patch).argmax(1).cpu()
+    method.net.train()
+    return (time.perf_counter() - started) / count * (len(_looked_at(store, device)) + _EXAMPLES)
+
+
+def _looked_at(store: Store, device: torch.device) -> npt.NDArray[np.int64]:
+    """The scribbled slices; the others have nothing to agree with."""
+    drawn = np.flatnonzero((store.labels[:, 0] != IGNORE).any(axis=(1, 2)))
+    if device.type != "cpu" or len(drawn) <= SLICES:
+        return drawn
+    spread: npt.NDArray[np.int64] = drawn[np.linspace(0, len(drawn) - 1, SLICES).round().astype(int)]
+    return spread
+
+
+def scribble_scores(method: Method, store: Store, device: torch.device, patch: Patch = None) -> dict[str, float]:
+    """`validation/recall`: the share of scribbled pixels predicted right, averaged over the classes scribbled."""
+    counts = agreement(method.net, store, device, method.task.classes, patch).sum(0)
+    drawn = counts.sum(1)
+    recall = counts.diagonal()[drawn > 0] / drawn[drawn > 0]
+    return {"validation/recall": float(recall.mean())}
+
+
+def write_results(run: Path, labels: Labels, store: Store, device: torch.device) -> None:
+    """Write training_cases.csv and examples.npz from the last checkpoint and the training slices."""
+    checkpoint = load_checkpoint(run / LAST, lazy=True)
+    net, patch = build_net(checkpoint).to(device), checkpoint.config.data.patch
+    _write_cases(run / CASES, agreement(net, store, device, labels.count, patch), store, labels)
+    _write_examples(run / EXAMPLES, net, store, labels, device, patch)
+
+
+def _write_cases(path: Path, counts: Tensor, store: Store, labels: Labels) -> None:
+    """Per training case and class: scribbled pixels that were looked at, and the share that is predicted alike."""
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["case", *(f"{n}_{what}" for n in labels.names for what in ("pixels", "agreement"))])
+        for case, table in zip(store.cases, counts, strict=True):
+            drawn, right = table.sum(1), table.diagonal()
+            cells = [(int(d), f"{float(r / d):.4f}" if d else "") for d, r in zip(drawn, right, strict=True)]
+            writer.writerow([case, *(value for pair in cells for value in pair)])
+
+
+def _write_examples(
+    path: Path, net: Segmenter, store: Store, labels: Labels, device: torch.device, patch: Patch
+) -> None:
+    """A few scribbled slices, spread over the cases, for the picture of a run: image, scribble, prediction, entropy."""
+    drawn = np.flatnonzero((store.labels[:, 0] != IGNORE).any(axis=(1, 2)))
+    chosen = drawn[np.linspace(0, len(drawn) - 1, num=min(_EXAMPLES, len(drawn))).astype(int)]
+    image = torch.from_numpy(np.array(store.images[chosen])).float()
+    with torch.no_grad():
+        probabilities = _scores(net, image.to(device), patch).float().softmax(1).cpu()
+    with atomic_path(path) as temporary:
+        np.savez_compressed(
+            temporary,
+            image=np.array(store.images[chosen, 0]),
+            scribble=np.array(store.labels[chosen, 0]),
+            prediction=probabilities.argmax(1).to(torch.int16).numpy(),
+            entropy=entropy(probabilities).half().numpy(),
+            cases=np.array([store.cases[store.case_of[place]] for place in chosen]),
+            classes=np.array(labels.names),
+        )

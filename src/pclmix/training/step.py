@@ -1,0 +1,228 @@
+"""One training step, from a batch in buffers to updated weights, with nothing in it that waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pclmix.config import Config
+from pclmix.data.augment import augment
+from pclmix.data.batch import Batch
+from pclmix.data.hull import draw_outside, mark_outside
+from pclmix.data.mixed import Mixed
+from pclmix.errors import PclmixError
+from pclmix.methods.base import Method, sum_terms
+from pclmix.training.cast import cast_weights
+from pclmix.training.feed import Feed
+from pclmix.training.optim import WeightAverage, learning_rate, set_learning_rate
+from pclmix.training.parallel import gather_objects, mean
+
+_WAY_OUT = (
+    "The last good checkpoint is kept, where there is one; "
+    "lower optim.lr, set optim.clip=1 or use engine.precision=32, then start again"
+)
+#: Eager steps before the capture: workspaces and kernels are made when first needed. DistributedDataParallel rebuilds
+#: its buckets and times its first ten iterations, which cannot be captured.
+_WARM_UP, _WARM_UP_DISTRIBUTED = 3, 11
+
+
+class DivergedError(PclmixError):
+    """The loss or the weights are not finite any more; raised on all ranks together."""
+
+
+class Loss(nn.Module):
+    """A method's step as a forward pass, the form that DistributedDataParallel wraps."""
+
+    def __init__(self, method: Method, precision: str) -> None:
+        super().__init__()
+        self.method, self.bf16 = method, precision == "bf16"
+
+    def forward(self, batch: Batch, progress: Tensor, generator: Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and the value of each of its terms by name."""
+        # The autocast cache would keep casts made in one replay for the next; inside a graph it must be off.
+        autocast = torch.autocast(batch.image.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
+        with autocast, cast_weights(self.method, torch.bfloat16) if self.bf16 else nullcontext():
+            terms = self.method.step(batch, progress, generator)
+        return sum_terms(terms), {name: term.value for name, term in terms.items()}
+
+
+class Gradients:
+    """Loss and gradients of the batch in the feed's buffers."""
+
+    def __init__(
+        self,
+        method: Method,
+        feed: Feed,
+        config: Config,
+        generator: Generator,
+        ring: int | None = None,
+        mixed: Mixed | None = None,
+    ) -> None:
+        """`ring` is the class whose habit it is to go round all others, if the dataset states one.
+
+        `mixed` says which labels may be used where cases are annotated in different ways.
+        """
+        self.mixed = mixed
+        self.ring = ring if config.data.ring_share > 0 else None
+        self.method, self.feed, self.config, self.generator = method, feed, config, generator
+        self.parameters = [p for p in method.parameters() if p.requires_grad]
+        self.progress = torch.zeros((), device=feed.device)  #: t/T
+        self.distributed = False
+        #: Where work runs that is captured later; None on a CPU.
+        self.stream = torch.cuda.Stream() if feed.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._loss: nn.Module = Loss(method, config.engine.precision)
+
+    def average_over_ranks(self) -> None:
+        """From now on every rank has the gradients of the whole batch, and it starts with the weights of rank 0.
+
+        A step has one fixed autograd graph (it can be captured), so the graph is declared static: parameters that take
+        no part need no search. Buffers are not broadcast: all ranks compute the same ones, from statistics, prototypes
+        and predictions gathered over ranks.
+        """
+        # Named so since torch 2.13.
+        known = signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {name: False, "gradient_as_bucket_view": True, "static_graph": True}
+        with _on(self.stream):  # as capturing its work later requires
+            self._loss = DistributedDataParallel(self._loss, **options)
+        self.distributed = True
+
+    def __call__(self) -> dict[str, Tensor]:
+        """Fill the gradients; the values of the loss and its terms."""
+        config = self.config
+        labels = self.feed.label if self.ring is None else mark_outside(self.feed.label, self.ring)
+        image, labels, theta = augment(self.feed.image, labels, config.augment, self.generator)
+        if config.engine.channels_last:
+            image = image.contiguous(memory_format=torch.channels_last)
+        maps = {name: labels[:, 1 + m] for m, name in enumerate(self.feed.maps)}
+        label = labels[:, 0]
+        if self.mixed is not None:
+            label = self.mixed.labels(label, self.feed.index, self.generator)
+        if self.ring is not None:
+            marked = labels[:, -1] if self.mixed is None else self.mixed.guesses(labels[:, -1], self.feed.index)
+            label = draw_outside(label, marked, config.data.ring_share, self.generator)
+        batch = Batch(image, label, self.feed.index, maps, theta)
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss, terms = self._loss(batch, self.progress, self.generator)
+        loss.backward()
+        return {"loss": loss.detach(), **{f"loss/{name}": value.detach() for name, value in terms.items()}}
+
+
+class TrainStep:
+    """Gradients, update, weight average and the method's own update; on CUDA replayed as one captured graph."""
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        optimizer: torch.optim.Optimizer,
+        average: WeightAverage | None,
+        graph: bool = False,
+    ) -> None:
+        self.gradients, self.optimizer, self.average = gradients, optimizer, average
+        self.method, self.feed, self.config = gradients.method, gradients.feed, gradients.config
+        device = self.feed.device
+        self.number = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+        self.names: tuple[str, ...] = ()
+        self.values = torch.zeros(0, device=device)
+        self.bad_terms = torch.zeros(0, dtype=torch.bool, device=device)
+        self._run: Callable[[], None] = _Graphed(self._body, gradients) if graph else self._body
+
+    def __call__(self, step: int, progress: float) -> None:
+        """Train on the batch of `step`, counted from 0, at `progress` = t/T."""
+        self.feed.fill(step)
+        self.gradients.progress.fill_(progress)
+        self.number.fill_(step + 1)
+        set_learning_rate(self.optimizer, learning_rate(progress, self.config.optim))
+        self._run()
+        if self.average is not None:
+            self.average.count()
+
+    def _body(self) -> None:
+        values = self.gradients()
+        if self.config.optim.clip > 0:
+            nn.utils.clip_grad_norm_(self.gradients.parameters, self.config.optim.clip, foreach=True)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
+        with torch.no_grad():
+            self.method.update(self.gradients.progress)
+            self._note(values)
+
+    def _note(self, values: dict[str, Tensor]) -> None:
+        """Keep this step's values, and the first step at which one of them was not finite, on the device."""
+        self.values = torch.stack([value.float() for value in values.values()])
+        if tuple(values) != self.names:
+            self.names = tuple(values)
+            self.bad_terms = torch.zeros(len(values), dtype=torch.bool, device=self.feed.device)
+        bad = ~torch.isfinite(self.values)
+        first = bad.any() & (self.bad_step < 0)
+        self.bad_terms.copy_(torch.where(first, bad, self.bad_terms))
+        self.bad_step.copy_(torch.where(first, self.number, self.bad_step))
+
+    def read(self) -> dict[str, float]:
+        """The last step's loss and terms, averaged over ranks; waits for the device and for all ranks."""
+        return dict(zip(self.names, mean(self.values.tolist()), strict=True))
+
+    def require_finite(self) -> None:
+        """Refuse to go on after a loss that is NaN or infinite; names the step and the terms.
+
+        Waits for the device, and for all ranks: what one has in its loss is in the weights of all.
+        """
+        own = [n for n, bad in zip(self.names, self.bad_terms.tolist(), strict=True) if bad]
+        found = [(step, terms) for step, terms in gather_objects((int(self.bad_step), own)) if step >= 0]
+        if found:
+            step, terms = min(found)
+            named = ", ".join(n.removeprefix("loss/") for n in terms if n != "loss") or "the gradient of all terms"
+            raise DivergedError(f"the loss became NaN or infinite at step {step}, in: {named}. {_WAY_OUT}")
+
+    def require_finite_weights(self, step: int) -> None:
+        """Refuse to save weights that are not finite: a finite loss can have a gradient that is not."""
+        finite = [torch.isfinite(tensor).all() for tensor in self.method.parameters()]
+        if not bool(torch.stack(finite).all()):
+            raise DivergedError(f"weights are NaN or infinite after step {step}, while the loss is not. {_WAY_OUT}")
+
+
+class _Graphed:
+    """The step as one CUDA graph: the first calls run eagerly, then it is captured once and replayed.
+
+    With several ranks the graph holds NCCL's collectives as well.
+    """
+
+    def __init__(self, body: Callable[[], None], gradients: Gradients) -> None:
+        self.body, self.generator, self.stream = body, gradients.generator, gradients.stream
+        self.calls, self.warm_up = 0, _WARM_UP_DISTRIBUTED if gradients.distributed else _WARM_UP
+        # With NCCL, CUDA calls of other threads must not invalidate the capture.
+        self.mode = "thread_local" if gradients.distributed else "global"
+        self.graph = torch.cuda.CUDAGraph()
+
+    def __call__(self) -> None:
+        if self.calls < self.warm_up:
+            with _on(self.stream):
+                self.body()
+        else:
+            if self.calls == self.warm_up:
+                self.graph.register_generator_state(self.generator)
+                with torch.cuda.graph(self.graph, capture_error_mode=self.mode):
+                    self.body()
+            self.graph.replay()
+        self.calls += 1
+
+
+@contextmanager
+def _on(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Within, CUDA work runs on `stream`, ordered with the work before and after; None: on the current stream."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)

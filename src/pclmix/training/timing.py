@@ -1,0 +1,53 @@
+"""How fast a device trains: a few steps of a configuration on random images, before there is any data."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from pclmix.config import Config
+from pclmix.data.batch import Batch
+from pclmix.labels import IGNORE
+from pclmix.methods.base import build_method
+from pclmix.training.step import Loss
+
+_FIRST = {"cpu": 1, "cuda": 3}  #: steps that are not counted: memory and algorithms are found in them
+_STEPS, _SECONDS = 6, 4.0  #: counted, at most
+
+
+def pixels_per_second(config: Config, channels: int, classes: int, device: torch.device) -> float:
+    """Pixels of training images per second that forward and backward pass take, rounded to a power of the root of 2.
+
+    Rounded, so that one machine finds the same plan again where its load differs a little.
+    """
+    random = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
+    method = build_method(config, channels, classes, config.engine.batch)
+    layout = torch.channels_last if config.engine.channels_last else torch.contiguous_format
+    method.to(device, memory_format=layout).train()  # type: ignore[call-overload]
+    loss = Loss(method, config.engine.precision)
+    shape = (config.engine.batch, *config.data.seen)
+    image = torch.rand(shape[0], channels, *shape[1:], generator=generator, device=device)
+    label = torch.randint(IGNORE, classes, shape, generator=generator, device=device)
+    label[torch.rand(shape, generator=generator, device=device) < 0.9] = IGNORE  # strokes are few
+    batch = Batch(image, label, torch.arange(shape[0], device=device))
+    progress = torch.full((), 0.5, device=device)
+    done, started = -_FIRST[device.type], time.perf_counter()
+    while done < _STEPS and (done < 1 or time.perf_counter() - started < _SECONDS):
+        if done == 0:
+            _wait(device)
+            started = time.perf_counter()
+        loss(batch, progress, generator)[0].backward()
+        done += 1
+    _wait(device)
+    rate = math.prod(shape) * done / (time.perf_counter() - started)
+    torch.random.set_rng_state(random)
+    return float(2 ** (round(2 * math.log2(rate)) / 2))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

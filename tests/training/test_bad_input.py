@@ -1,0 +1,239 @@
+"""What cannot be trained is refused with one message, and nothing that was there is lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from pclmix.errors import PclmixError
+from pclmix.training import trainer
+from pclmix.training.checkpoint import LAST, PREVIOUS, Checkpoint, load_checkpoint, save_checkpoint
+
+Train = Callable[..., tuple[bool, str]]
+FOUR = ("engine.iterations=4", "engine.save_every=2")
+
+
+@pytest.fixture
+def refused(phantom: Path, tmp_path: Path, train: Train) -> Callable[..., str]:
+    """The message that `train` ends with; no run folder may come of it."""
+
+    def call(*overrides: str, dataset: Path = phantom, **options: Any) -> str:
+        with pytest.raises(PclmixError) as caught:
+            train(dataset, tmp_path / "run", *overrides, **options)
+        assert not (tmp_path / "run").exists()
+        return str(caught.value)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "words"),
+    [
+        (["engine.batch=1"], {}, ["engine.batch=1", "BatchNorm needs two", "engine.batch=2"]),
+        (["engine.batch=5"], {"devices": 2}, ["cannot be split over 2 devices"]),
+        (["engine.batch=2"], {"devices": 2}, ["set engine.batch=4"]),
+        (["data.size=[60,64]"], {}, ["60x64", "multiples of 32", "64x64"]),
+        ([], {"device": "gpu"}, ["--device gpu", "auto, cpu or cuda"]),
+        ([], {"devices": 0}, ["devices=0"]),
+        ([], {"method": "pclmx"}, ["unknown method 'pclmx'", "Did you mean 'pclmix'?"]),
+        ([], {"recipe": "tny"}, ["unknown recipe 'tny'", "Did you mean 'tiny'?"]),
+        ([], {"recipe": "none.yaml"}, ["none.yaml does not exist"]),
+        (["net=resnet5"], {}, ["unknown network 'resnet5'", "Did you mean 'resnet50'?"]),
+        (["optim.lrr=1"], {}, ["unknown key 'optim.lrr'", "Did you mean 'lr'?"]),
+        (["params.queu=1"], {}, ["unknown key 'queu'", "Did you mean 'queue'?"]),
+        (["optim.lr=-1"], {}, ["optim.lr=-1", "greater than 0"]),
+        (["seed=-1"], {}, ["seed=-1", "greater than or equal to 0"]),
+        (["optim.lr"], {}, ["'optim.lr' is not of the form key=value"]),
+        ([], {"fold": 9}, ["fold 9 does not exist", "folds 1 to 3"]),
+        (["encoder.weights=nowhere.pth"], {}, ["nowhere.pth"]),
+    ],
+)
+def test_refused(refused: Callable[..., str], overrides: list[str], options: dict[str, Any], words: list[str]) -> None:
+    message = refused(*overrides, **options)
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(refused: Callable[..., str]) -> None:
+    assert "use --device cpu" in refused(device="cuda")
+
+
+def test_a_cache_that_cannot_be_written(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "file" / "cache"))
+    message = refused()
+    assert str(tmp_path / "file" / "cache") in message
+    assert "PCLMIX_CACHE names another folder" in message
+
+
+def test_torchrun_and_devices_must_agree(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert "torchrun started 2 process(es) on each of 2 node(s)" in refused(devices=3)
+
+
+def test_an_existing_run_is_refused(phantom: Path, tmp_path: Path, train: Train) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(PclmixError, match="exists already"):
+        train(phantom, tmp_path / "run")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_class_that_nobody_drew(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    dataset = shutil.copytree(phantom, tmp_path / "data")
+    for path in (dataset / "labelsTr").iterdir():
+        file = nib.load(path)
+        array = np.asarray(file.dataobj).copy()
+        array[array == 2] = 4
+        nib.save(nib.Nifti1Image(array, file.affine, file.header), path)
+    assert "no scribble of class Myo in any training case" in refused(dataset=dataset)
+
+
+def test_a_bad_dataset_is_refused_as_check_does(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    from pclmix.data.check import check
+    from pclmix.data.dataset import Dataset
+
+    dataset = shutil.copytree(phantom, tmp_path / "data")
+    (dataset / "labelsTr" / "phantom002_frame01.nii.gz").write_bytes(b"no scribbles")
+    message = refused(dataset=dataset)
+    assert "phantom002_frame01" in message
+    assert message == check(Dataset.open(dataset), references=False, habits=False).refusal()
+
+
+def test_a_mistake_is_exit_code_2_and_no_traceback(
+    phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pclmix.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["pclmix", "train", str(phantom), "--out", str(tmp_path), "optim.lrr=1"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "error:" in error
+    assert "optim.lrr" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.usefixtures("odd_methods")
+def test_nan_stops_and_keeps_the_last_good_checkpoint(phantom: Path, tmp_path: Path, train: Train) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(PclmixError, match=r"NaN or infinite at step 3, in: poison\. The last good checkpoint is kept"):
+        train(phantom, run, *FOUR, method="diverging")
+    checkpoint = load_checkpoint(run / LAST)
+    assert checkpoint.step == 2
+    assert all(torch.isfinite(tensor).all() for tensor in checkpoint.method.values())
+    status = json.loads((run / "run.json").read_text())
+    assert status["status"] == "failed"
+    assert "step 3" in status["reason"]
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.usefixtures("odd_methods")
+def test_nan_between_log_lines_is_found_at_the_next(phantom: Path, tmp_path: Path, train: Train) -> None:
+    with pytest.raises(PclmixError, match="at step 3, in: poison"):
+        train(phantom, tmp_path / "run", "engine.iterations=4", "engine.log_every=50", method="diverging")
+    assert not (tmp_path / "run" / LAST).exists()
+
+
+@pytest.mark.usefixtures("odd_methods")
+def test_weights_that_are_not_finite_are_not_saved(phantom: Path, tmp_path: Path, train: Train) -> None:
+    """The loss of step 3 is finite, its gradient is not: only the weights tell, and step 3 is a checkpoint."""
+    run = tmp_path / "run"
+    with pytest.raises(PclmixError, match="weights are NaN or infinite after step 3"):
+        train(phantom, run, "engine.iterations=4", "engine.save_every=1", method="steep")
+    assert load_checkpoint(run / LAST).step == 2
+
+
+@contextmanager
+def full_disk(bytes_left: int) -> Iterator[None]:
+    """No file may grow beyond `bytes_left`: the system itself refuses to write more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("bytes_left", [0, 1000, 300_000])
+def test_a_full_disk_leaves_the_old_checkpoints(
+    tmp_path: Path, bytes_left: int, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, make_checkpoint(step, 100_000))
+    with full_disk(bytes_left), pytest.raises(PclmixError, match=r"cannot write .*last.ckpt"):
+        save_checkpoint(tmp_path, make_checkpoint(3, 100_000))
+    assert load_checkpoint(tmp_path / LAST).step == 2
+    assert load_checkpoint(tmp_path / PREVIOUS).step in (1, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [LAST, PREVIOUS]
+
+
+def test_a_run_whose_disk_fills_up_can_go_on(
+    phantom: Path, tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, same_run: Callable[[Path, Path], None]
+) -> None:
+    run, calls = tmp_path / "run", []
+
+    def filling_up(folder: Path, checkpoint: Checkpoint) -> None:
+        calls.append(checkpoint.step)
+        with full_disk(100_000 if len(calls) == 2 else 10**9):
+            save_checkpoint(folder, checkpoint)
+
+    monkeypatch.setattr(trainer, "save_checkpoint", filling_up)
+    with pytest.raises(PclmixError, match="free some space"):
+        train(phantom, run, *FOUR, method="pce")
+    assert load_checkpoint(run / LAST).step == 2
+    assert train(phantom, run, recipe=None, resume=True)[0]
+    assert train(phantom, tmp_path / "unbroken", *FOUR, method="pce")[0]
+    same_run(tmp_path / "unbroken", run)
+
+
+def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
+    from pclmix.training.log import MetricLog
+
+    log = MetricLog(tmp_path, 0)
+    with full_disk(10), pytest.raises(PclmixError, match=r"metrics\.jsonl.*--resume"):
+        log.write(1, {"loss": 1.0})
+
+
+def test_too_little_memory_is_said_in_one_message(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer, "Feed", full)
+    message = refused()
+    assert "out of memory on cpu" in message
+    assert "engine.batch=4" in message
+    assert "data.size=[64, 64]" in message
+
+
+def test_the_upper_bound_says_which_dense_mask_is_missing(
+    refused: Callable[..., str], phantom: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(phantom, tmp_path / "data")
+    (tmp_path / "data/referenceTr/phantom002_frame01.nii.gz").unlink()
+    message = refused(method="full", dataset=tmp_path / "data")
+    assert "--method full trains on dense masks, and 1 of 6 cases have none" in message
+    assert "referenceTr/phantom002_frame01.nii.gz does not exist; add it" in message
+
+
+@pytest.mark.parametrize("content", ["garbage: [", "3", ""])
+def test_a_damaged_config_of_a_run_is_said(phantom: Path, tmp_path: Path, train: Train, content: str) -> None:
+    (tmp_path / "config.yaml").write_text(content, encoding="utf-8")
+    with pytest.raises(PclmixError, match=r"config.yaml is damaged"):
+        train(phantom, tmp_path, resume=True, recipe=None)

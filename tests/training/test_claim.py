@@ -1,0 +1,126 @@
+"""One process at a time trains into a folder; what Python lets through is refused; nothing stays of a killed start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pclmix.errors import PclmixError
+from pclmix.training.claim import ClaimedError, claimed
+
+Train = Callable[..., tuple[bool, str]]
+HOLD = """
+import sys
+from pathlib import Path
+from pclmix.training.claim import claimed
+with claimed(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(
+    phantom: Path, tmp_path: Path, train: Train, holder: Any
+) -> None:
+    run = tmp_path / "run"
+    for resume in (False, True):
+        with pytest.raises(PclmixError, match=rf"another process is training into {run}; wait for it"):
+            train(phantom, run, resume=resume)
+    assert not run.exists()
+    holder.kill()  # however it ends
+    holder.wait()
+    with claimed(run):
+        pass
+
+
+def test_other_folders_are_free(tmp_path: Path, holder: Any) -> None:
+    with claimed(tmp_path / "other"), claimed(tmp_path / "third"):
+        pass
+
+
+def test_another_name_of_the_same_folder_is_the_same(tmp_path: Path, holder: Any) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(ClaimedError), claimed(tmp_path / "link"):
+        pass
+
+
+def test_a_cache_that_holds_no_locks_is_no_reason_not_to_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "file"))
+    with claimed(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"overrides": [["seed=1"]]}, "overrides"),
+        ({"fold": "1"}, "fold='1'"),
+        ({"fold": True}, "fold=True"),
+        ({"fold": 0}, "fold=0"),
+        ({"devices": 1.0}, "devices=1.0"),
+        ({"cases": "phantom001_frame01"}, "cases"),
+    ],
+)
+def test_arguments_passed_from_python_are_validated(
+    phantom: Path, tmp_path: Path, train: Train, options: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(PclmixError, match=key):
+        train(phantom, tmp_path / "run", *options.pop("overrides", ()), **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resume_of_nothing_says_what_it_begins(phantom: Path, tmp_path: Path, train: Train) -> None:
+    _, said = train(phantom, tmp_path / "run", "engine.iterations=1", method="pce", fold=2, resume=True)
+    assert f"{tmp_path / 'run'} holds no run: starting one, pce with recipe tiny on fold 2." in said
+    (tmp_path / "plain").touch()
+    with pytest.raises(PclmixError, match="plain is a file where a run folder is to be"):
+        train(phantom, tmp_path / "plain", resume=True)
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, ""), (signal.SIGINT, "error: interrupted")])
+def test_ended_while_preparing_nothing_stays(phantom: Path, tmp_path: Path, number: signal.Signals, said: str) -> None:
+    """SIGTERM, as a scheduler sends it, or Ctrl-C, before there is anything to save."""
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    command = ["train", phantom, "--out", run, "--recipe", "tiny", "--method", "rw", "--device", "cpu"]
+    # A shell in the background passes on that SIGINT is ignored; a person's does not.
+    heard = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from pclmix.cli import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", heard, *map(str, command), "data.size=[512,512]"],
+        env={**os.environ, "PCLMIX_CACHE": str(cache)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    limit = time.monotonic() + 120
+    while not (cache.is_dir() and list(cache.glob(".*-????????"))):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert error.strip() == said
+    assert not run.exists()
+    assert not list(cache.glob(".*-????????"))
