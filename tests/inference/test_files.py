@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from pclmix.data.dataset import Dataset
-from pclmix.data.volume import read_labels
 from pclmix.errors import PclmixError
-from pclmix.files import read_json, write_json
+from pclmix.inference.files import RECORD, SNAP, predict_files
+from pclmix.inference.predictor import About
+from pclmix.inference.torch import TorchPredictor
+from pclmix.io.files import read_json, write_json
+from pclmix.io.volume import read_image, read_labels
 from pclmix.labels import Labels
-from pclmix.predict.base import About
-from pclmix.predict.files import RECORD, SNAP, predict_files
-from pclmix.predict.model import TorchPredictor
 
 LABELS = Labels(("background", "dark", "bright"), None)
 
@@ -45,7 +45,7 @@ def write(path: Path, shape: tuple[int, int, int] = (12, 10, 3), seed: int = 0) 
     return path
 
 
-def test_geometry_is_kept_whatever_the_orientation(tmp_path: Path) -> None:
+def test_keeps_the_geometry_of_any_orientation(tmp_path: Path) -> None:
     source = write(tmp_path / "in" / "scan.nii.gz")
     outcome = predict_files(made(), source, tmp_path / "out")
     assert outcome.done == ["scan"]
@@ -61,7 +61,7 @@ def test_geometry_is_kept_whatever_the_orientation(tmp_path: Path) -> None:
     assert np.corrcoef(scaled.ravel(), np.asarray(labels.dataobj).ravel())[0, 1] > 0.5
 
 
-def test_a_spacing_that_the_affine_denies_survives(tmp_path: Path) -> None:
+def test_keeps_a_pixdim_that_differs_from_the_affine(tmp_path: Path) -> None:
     """pixdim says 1.5625 x 1.5625 x 10 mm, the sform 1 mm, as in files of ACDC."""
     header = nib.Nifti1Header()
     header.set_data_dtype(np.int16)
@@ -100,7 +100,7 @@ def test_a_number_is_a_channel_only_beside_a_channel_0000(tmp_path: Path) -> Non
     assert sorted(outcome.done) == ["other", "scan_0001", "scan_0002"]
 
 
-def test_bad_files_are_reported_and_the_others_go_on(tmp_path: Path) -> None:
+def test_reports_bad_files_and_predicts_the_others(tmp_path: Path) -> None:
     for k in range(9):
         write(tmp_path / "in" / f"case{k}.nii.gz", seed=k)
     whole = (tmp_path / "in" / "case4.nii.gz").read_bytes()
@@ -124,6 +124,43 @@ def test_bad_files_are_reported_and_the_others_go_on(tmp_path: Path) -> None:
     again = predict_files(made(), tmp_path / "in", tmp_path / "out")
     assert again.done == ["case4"]
     assert len(again.skipped) == 6
+
+
+def test_bad_images_leave_no_files(tmp_path: Path) -> None:
+    bad = tmp_path / "in" / "bad.nii.gz"
+    bad.parent.mkdir()
+    bad.write_bytes(b"no image")
+    for uncertainty in (False, True):
+        outcome = predict_files(made(), bad.parent, tmp_path / "new" / "out", uncertainty=uncertainty)
+        assert list(outcome.bad) == ["bad"]
+        assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "note.txt").write_text("kept")
+    stack = write(tmp_path / "in3" / "stack.nii.gz")
+    job = made()
+    job.write = lambda *_: (_ for _ in ()).throw(PclmixError("disk full"))  # type: ignore[method-assign, assignment]
+    assert list(predict_files(job, stack.parent, tmp_path / "mine").bad) == ["stack"]
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note.txt"]
+
+
+def test_predicted_pictures_are_visible_and_read_back_equal(tmp_path: Path) -> None:
+    root = picture_dataset(tmp_path / "set")
+    predict_files(made(), root, tmp_path / "out")
+    array = made().predict(root / "imagesTr" / "a_01_0000.png")
+    with Image.open(tmp_path / "out" / "a_01.png") as picture:
+        np.testing.assert_array_equal(np.asarray(picture), array)
+        shown = np.asarray(picture.convert("RGB"))
+    assert set(np.unique(array)) == {1, 2}
+    for k, colour in enumerate(LABELS.colours()):
+        assert (shown[array == k] == list(bytes.fromhex(colour[1:]))).all()
+    np.testing.assert_array_equal(read_labels(tmp_path / "out" / "a_01.png")[0][0], array)
+
+
+def test_the_uncertainty_of_pictures_needs_no_other_library(tmp_path: Path) -> None:
+    root = picture_dataset(tmp_path / "set")
+    predict_files(made(), root, tmp_path / "out", uncertainty=True).require_good()
+    entropy = made().examine(root / "imagesTr" / "a_01_0000.png").entropy
+    np.testing.assert_allclose(read_image(tmp_path / "out" / "uncertainty" / "a_01.nii.gz").array[0, 0], entropy)
 
 
 def test_a_folder_holds_the_predictions_of_one_model(tmp_path: Path) -> None:
@@ -241,8 +278,8 @@ def test_memory_is_bounded_by_what_is_read_ahead(tmp_path: Path, monkeypatch: py
     assert counts["most"] <= 4
 
 
-def test_dataset_cases_come_out_under_their_names(tmp_path: Path, phantom_dataset: Path, tiny_run: Path) -> None:
-    from pclmix.predict import load
+def test_dataset_cases_keep_their_names(tmp_path: Path, phantom_dataset: Path, tiny_run: Path) -> None:
+    from pclmix.inference import load
 
     outcome = predict_files(load(tiny_run, device="cpu"), phantom_dataset, tmp_path / "out", fold=1)
     assert outcome.done == list(Dataset.open(phantom_dataset).fold(1).test)

@@ -8,20 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from pclmix.data.volume import read_image
-from pclmix.engine.checkpoint import LAST, SNAPSHOTS, load_checkpoint, save_snapshot
-from pclmix.engine.start import run_training
 from pclmix.errors import PclmixError
-from pclmix.nets.ensemble import Ensemble
-from pclmix.predict import load
-from pclmix.predict.dual import DualPredictor, load_uncertain
+from pclmix.inference import load
+from pclmix.inference.checkpoint import load as load_model
+from pclmix.io.volume import read_image
+from pclmix.nets.segmenter import Ensemble
+from pclmix.training.checkpoint import LAST, SNAPSHOTS, load_checkpoint, save_snapshot
+from pclmix.training.request import TrainRequest
+from pclmix.training.start import run_training
 
 
 @pytest.fixture(scope="module")
 def trimix_run(phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trimix") / "run"
     overrides = ["engine.iterations=4", "engine.keep_every=2", "engine.ema=0.5", "optim.lr=0.05"]
-    assert run_training(phantom_dataset, run, method="trimix", recipe="tiny", overrides=overrides, fold=1, device="cpu")
+    request = TrainRequest(
+        phantom_dataset, run, method="trimix", recipe="tiny", overrides=overrides, fold=1, device="cpu"
+    )
+    assert run_training(request)
     return run
 
 
@@ -34,7 +38,7 @@ def test_an_ensemble_is_the_mean_of_the_probabilities(trimix_run: Path, volume: 
     alone = [load(trimix_run, device="cpu", net=n).probabilities(volume) for n in ("net", "net2", "net3")]
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
     assert np.abs(alone[1] - alone[2]).max() > 1e-3
-    size = load_checkpoint(trimix_run / LAST)["config"]["data"]["size"]
+    size = load_checkpoint(trimix_run / LAST).config.data.size
     square = np.zeros((1, *size), np.float32)  # at the network's own size nothing is resized after the softmax
     square[0, 3:20, 5:30] = 1.0
     alone = [load(trimix_run, device="cpu", net=n).probabilities(square) for n in ("net", "net2", "net3")]
@@ -54,13 +58,13 @@ def test_ensemble_by_hand() -> None:
     assert logits.softmax(1).flatten().tolist() == pytest.approx([0.6, 0.4])
 
 
-def test_networks_have_identities_of_their_own(trimix_run: Path) -> None:
+def test_networks_have_different_identities(trimix_run: Path) -> None:
     known = {load(trimix_run, device="cpu", net=n).about.identity for n in ("net", "net2", "net3", "ensemble")}
     assert len(known) == 4
     assert load(trimix_run, device="cpu", last=True).about.identity not in known
 
 
-def test_a_network_that_is_not_there_is_named_with_those_that_are(trimix_run: Path, tiny_run: Path) -> None:
+def test_an_unknown_network_is_refused_with_the_known_ones(trimix_run: Path, tiny_run: Path) -> None:
     with pytest.raises(PclmixError, match=r"--net net9.*trimix; choose net, net2, net3 or ensemble"):
         load(trimix_run, device="cpu", net="net9")
     with pytest.raises(PclmixError, match=r"pclmix, which trains one network; leave --net out"):
@@ -75,10 +79,10 @@ def test_the_last_snapshot_predicts_as_the_run_does(trimix_run: Path, volume: np
         found, expected = (load(path, device="cpu", net=net).logits(volume) for path in (last, trimix_run))
         assert np.array_equal(found, expected)
     early = load_checkpoint(trimix_run / SNAPSHOTS / kept[0])
-    assert early["step"] == 2
-    assert early["seconds"] > 0
-    assert "optimizer" not in early
-    assert "random" not in early
+    assert early.step == 2
+    assert early.seconds > 0
+    assert early.is_snapshot
+    assert early.random is None
     assert last.stat().st_size < (trimix_run / LAST).stat().st_size / 2
 
 
@@ -91,19 +95,19 @@ def test_a_snapshot_of_pclmix_has_the_uncertainty_of_its_cnn(
     tiny_run: Path, volume: np.ndarray, tmp_path: Path
 ) -> None:
     snapshot = save_snapshot(tmp_path, load_checkpoint(tiny_run / LAST), ("net",))
-    predictor = load_uncertain(snapshot, device="cpu")
-    assert isinstance(load_uncertain(tiny_run, device="cpu"), DualPredictor)
-    assert not isinstance(predictor, DualPredictor)
-    assert np.array_equal(predictor.predict(volume), load(tiny_run, device="cpu").predict(volume))
-    assert predictor.examine(volume).entropy.max() > 0
+    predictor, whole = load_model(snapshot, device="cpu"), load_model(tiny_run, device="cpu")
+    assert predictor.second is None
+    assert whole.second is not None
+    assert np.array_equal(predictor.predict(volume), whole.predict(volume))
+    assert np.abs(predictor.examine(volume).entropy - whole.examine(volume).entropy).max() > 1e-4
 
 
-def test_a_snapshot_that_finds_the_disk_full(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_on_a_full_disk(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise RuntimeError("unexpected pos 64 vs 0")  # what torch's writer says then
 
-    content = load_checkpoint(tiny_run / LAST)
+    checkpoint = load_checkpoint(tiny_run / LAST)
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(PclmixError, match=r"cannot write .*step-\d+\.ckpt.*free some space"):
-        save_snapshot(tmp_path, content, ("net",))
+        save_snapshot(tmp_path, checkpoint, ("net",))
     assert not list((tmp_path / SNAPSHOTS).iterdir())

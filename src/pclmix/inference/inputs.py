@@ -1,4 +1,4 @@
-"""What INPUT and OUT mean: an image, a folder of them, a DICOM series or a dataset, and what each case becomes."""
+"""Inputs of prediction: a file, a folder, a DICOM series, a dataset or an array, and the output path of each case."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pclmix.data.dataset import Dataset, read_channels
-from pclmix.data.dicom import is_series, read_series
-from pclmix.data.volume import ENDINGS, Volume, ending_of, stem_of
 from pclmix.errors import PclmixError
+from pclmix.io.dicom import is_series, read_series
+from pclmix.io.volume import ENDINGS, Volume, ending_of, stem_of
 from pclmix.labels import Labels
 
+Array = npt.NDArray[Any]
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<number>\d{4})$")
 
 
@@ -28,7 +33,7 @@ class Job:
 def find_jobs(
     source: Path, out: Path, *, channels: Sequence[str], labels: Labels, fold: int | None = None
 ) -> list[Job]:
-    """The cases of INPUT in sorted order; a dataset must be of the model's classes and channels.
+    """The cases of INPUT in sorted order; a dataset must have the model's classes and channels.
 
     `fold` takes the test cases of that fold of a dataset. A folder of DICOM files is one case, named as the folder.
     OUT is a folder, or a file where INPUT is one.
@@ -66,6 +71,48 @@ def read_images(paths: Sequence[Path], count: int) -> Volume:
     if count != 1:
         raise PclmixError(f"{paths[0]}: a DICOM series is one channel, {count} needed; convert each to NIfTI first")
     return Volume(series.array, series.geometry)
+
+
+def array_to_image(given: Any, channels: Sequence[str]) -> tuple[Array, bool]:
+    """An array as (C, Z, H, W), and whether it was a picture without the axis Z.
+
+    (H, W) and (Z, H, W) have one channel, (H, W, C) and (C, Z, H, W) as many as the model. An ambiguous shape is
+    refused; the message says how to write it unambiguously.
+    """
+    array, count = np.asarray(given), len(channels)
+    if array.dtype.kind not in "iufb" or (array.dtype.kind == "f" and not np.isfinite(array).all()):
+        raise PclmixError("the image holds NaN, infinite or non-numeric values; repair it before predicting")
+    if 0 in array.shape:
+        raise PclmixError(f"the image of shape {array.shape} is empty")
+    picture = array.ndim == 3 and array.shape[2] <= 4 < array.shape[0]  # else slices of width 4
+    grey = picture and array.shape[2] == 3 and bool((array == array[..., :1]).all())
+    if count == 1 and array.ndim == 2:
+        return array[None, None], True
+    if count == 1 and grey:  # three equal planes, as a grey picture saved in colour has
+        return array[None, None, ..., 0], True
+    if count == 1 and array.ndim == 3 and not picture:
+        return array[None], False
+    if count > 1 and array.ndim == 3 and array.shape[2] == count != array.shape[0]:
+        return np.moveaxis(array, -1, 0)[:, None], True
+    if array.ndim == 4 and array.shape[0] == count:
+        return array, False
+    raise PclmixError(f"an image of shape {array.shape} does not fit this model: {_way_out(array, picture, channels)}")
+
+
+def _way_out(array: Array, picture: bool, channels: Sequence[str]) -> str:
+    count, named = len(channels), f"it takes {len(channels)} channel(s) ({', '.join(channels)})"
+    if array.ndim == 4 and array.shape[3] == count:
+        return f"{named} first, as (C, Z, H, W); use np.moveaxis(x, -1, 0)"
+    if array.ndim == 4:
+        return f"{named}, this is {array.shape[0]} as (C, Z, H, W)"
+    if picture and count == 1:
+        return f"{named}; use x[..., 0] or x.mean(-1) for a picture (H, W, C), x[None] for a volume (Z, H, W)"
+    if picture:
+        return f"{named}, this is {array.shape[2]} as (H, W, C)"
+    if array.ndim == 3:
+        return f"{named}; use x[:, None] for a picture (C, H, W), np.stack([...]) of its channels for a volume"
+    forms = "(H, W), (Z, H, W) or (1, Z, H, W)" if count == 1 else f"(H, W, {count}) or ({count}, Z, H, W)"
+    return f"{named}, as {forms}"
 
 
 def require_same_task(dataset: Dataset, channels: Sequence[str], labels: Labels) -> None:
@@ -113,6 +160,6 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _name(case: str, image: Path) -> str:
-    """Volumes become .nii.gz; pictures stay what they are."""
+    """The file name of a label map: .nii.gz for volumes, the image's own ending for pictures."""
     ending = ending_of(image)
     return f"{case}{'.nii.gz' if ending.startswith('.nii') else ending}"

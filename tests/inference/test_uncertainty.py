@@ -1,4 +1,4 @@
-"""Entropy, quality estimates, the slices to draw on next, and the temperature behind the probabilities."""
+"""Entropy, certainty, expected Dice, the slices to draw on next, and the temperature behind the probabilities."""
 
 from __future__ import annotations
 
@@ -15,21 +15,18 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pclmix.cli import app
-from pclmix.config import Config
 from pclmix.data.dataset import Dataset
-from pclmix.data.store import prepare_image
-from pclmix.engine.checkpoint import load_checkpoint, trained_state
 from pclmix.errors import PclmixError
-from pclmix.evaluate import evaluate
-from pclmix.files import read_json
+from pclmix.inference.calibrate import Pixels, calibrate, figures, fit, held_out, probabilities
+from pclmix.inference.checkpoint import load
+from pclmix.inference.files import predict_files
+from pclmix.inference.uncertainty import entropy, examine, runner_up
+from pclmix.io.files import read_json, write_json
 from pclmix.losses import uncertainty as torch_uncertainty
 from pclmix.methods.base import build_method
+from pclmix.metrics import evaluate
 from pclmix.nets.dual import forward_dual
-from pclmix.predict import load
-from pclmix.predict.calibrate import Pixels, calibrate, figures, fit, held_out, probabilities
-from pclmix.predict.dual import DualPredictor, load_uncertain
-from pclmix.predict.files import predict_files
-from pclmix.predict.uncertainty import entropy, examine
+from pclmix.training.checkpoint import TrainedOn, load_checkpoint, trained_state
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -51,28 +48,41 @@ def test_the_expected_dice_by_hand() -> None:
     assert found.quality.dice == pytest.approx([2 * (0.9 + 0.6) / (2 + 1.6)])
     assert found.quality.expected_dice == found.quality.dice[0]
     u = [-p * np.log(p + 1e-6) - (1 - p) * np.log(1 - p + 1e-6) for p in (0.9, 0.6)]
-    assert found.quality.estimate == pytest.approx(1 - np.mean(u) / np.log(2))
+    assert found.quality.certainty == pytest.approx(1 - np.mean(u) / np.log(2))
     assert found.quality.slice_errors == pytest.approx([0.1 + 0.4 + 0.1])
     sure = np.zeros((1, 3, 2, 2))
     sure[:, 0] = 1.0
     nothing = examine([(sure.argmax(1), sure)]).quality
     assert np.isnan(nothing.dice).all()
-    assert nothing.estimate == nothing.expected_dice == 0.0
+    assert nothing.certainty == nothing.expected_dice == 0.0
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 99))
-def test_batches_do_not_change_what_is_said(count: int, batch: int, seed: int) -> None:
+def test_batches_do_not_change_the_figures(count: int, batch: int, seed: int) -> None:
     q = softmax(np.random.default_rng(seed).normal(0, 2, (count, 3, 4, 5)))
     whole = examine([(q.argmax(1), q)])
     parts = examine((q[i : i + batch].argmax(1), q[i : i + batch]) for i in range(0, count, batch))
     np.testing.assert_allclose(parts.quality.dice, whole.quality.dice)
-    assert parts.quality.estimate == pytest.approx(whole.quality.estimate)
+    assert parts.quality.certainty == pytest.approx(whole.quality.certainty)
+    np.testing.assert_array_equal(parts.second, whole.second)
     np.testing.assert_allclose(parts.entropy, whole.entropy)
     assert parts.quality.worst() == whole.quality.worst()
 
 
-def test_the_estimate_is_right_when_the_probabilities_are() -> None:
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 9), st.integers(0, 99))
+def test_the_runner_up_equals_a_slow_loop(classes: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    q = softmax(rng.normal(0, 2, (2, classes, 3, 4))).astype(np.float32)
+    label = rng.integers(0, classes, (2, 3, 4)).astype(np.uint8)  # of one decoder: not always the largest of q
+    found = runner_up(label, q)
+    for b, y, x in np.ndindex(label.shape):
+        others = {k: q[b, k, y, x] for k in range(classes) if k != label[b, y, x]}
+        assert found[b, y, x] == max(others, key=lambda k: others[k])
+
+
+def test_expected_dice_is_right_if_the_probabilities_are() -> None:
     """References drawn from q have the Dice that q promises, on average."""
     rng = np.random.default_rng(0)
     q = softmax(rng.normal(0, 2, (4, 2, 40, 40)))
@@ -86,25 +96,28 @@ def test_the_estimate_is_right_when_the_probabilities_are() -> None:
 
 
 def test_both_decoders_where_the_checkpoint_has_them(lively_model: Path, phantom_dataset: Path) -> None:
-    predictor = load_uncertain(lively_model, device="cpu")
-    assert isinstance(predictor, DualPredictor)
-    content = load_checkpoint(lively_model)
-    method = build_method(Config.model_validate(content["config"]), 1, 4)
-    method.load_state_dict(trained_state(content))
+    predictor, alone = (load(lively_model, device="cpu") for _ in range(2))
+    alone.second = None
+    checkpoint = load_checkpoint(lively_model)
+    method = build_method(checkpoint.config, 1, 4)
+    method.load_state_dict(trained_state(checkpoint))
     method.eval()
     image = Dataset.open(phantom_dataset).read_image("phantom001_frame01").array[:, 2:4, :64, :64]
-    slices = torch.from_numpy(prepare_image(image, predictor.about.settings).copy())
+    slices = torch.from_numpy(predictor.about.preprocessing.images(image).copy())
     with torch.no_grad():
         out = forward_dual(method.net, method.aux, method.head, slices, 2)
         q = torch_uncertainty.mean_prediction(out.logits_c.softmax(1), out.logits_t.softmax(1), method.params.lambda_t)
     found = predictor.examine(image)
     np.testing.assert_allclose(found.entropy, torch_uncertainty.entropy(q).numpy(), atol=2e-3)
+    others = np.where(np.arange(4)[:, None, None] == found.labels[:, None], -1, q.numpy())
+    assert (found.second == others.argmax(1)).mean() > 0.999
     np.testing.assert_array_equal(found.labels, load(lively_model, device="cpu").predict(image))
     flipped = predictor.examine(image, tta="flip")
     assert (flipped.labels == load(lively_model, device="cpu").predict(image, tta="flip")).mean() > 0.999
-    alone = load(lively_model, device="cpu").examine(image)
-    assert np.abs(alone.entropy - found.entropy).max() > 1e-3
-    np.testing.assert_array_equal(alone.labels, found.labels)
+    assert np.abs(alone.examine(image).entropy - found.entropy).max() > 1e-3
+    np.testing.assert_array_equal(alone.examine(image).labels, found.labels)
+    u = torch_uncertainty.entropy(torch.from_numpy(alone.probabilities(image))).numpy()
+    np.testing.assert_allclose(alone.examine(image).entropy, u, atol=1e-5)
 
 
 def test_scores_at_native_size_are_held_a_few_slices_at_a_time(
@@ -112,10 +125,12 @@ def test_scores_at_native_size_are_held_a_few_slices_at_a_time(
 ) -> None:
     image = Dataset.open(phantom_dataset).read_image("phantom001_frame01").array[:, :5]
     size = (image.shape[2], image.shape[3])
-    for predictor in (load(lively_model, device="cpu", batch=5), load_uncertain(lively_model, device="cpu", batch=5)):
+    both, alone = (load(lively_model, device="cpu", batch=5) for _ in range(2))
+    alone.second = None
+    for predictor in (both, alone):
         expected = predictor.examine(image)
         with monkeypatch.context() as patch:
-            patch.setattr("pclmix.predict.base.SCORES_AT_ONCE", 4 * size[0] * size[1] * 2)
+            patch.setattr("pclmix.inference.predictor.EXAMINED_AT_ONCE", 4 * size[0] * size[1] * 2)
             parts = list(predictor.uncertain_batches(predictor.batches(image), size))
             assert [len(labels) for labels, _ in parts] == [2, 2, 1]
             np.testing.assert_allclose(predictor.examine(image).entropy, expected.entropy, atol=1e-3)
@@ -137,10 +152,10 @@ def test_the_command_writes_maps_and_tables(lively_model: Path, phantom_dataset:
     quality, slices = rows(out / "quality.csv"), rows(out / "slices.csv")
     assert len(quality) == 4, "the tables hold the folder, not the last call"
     assert list(quality[0]) == [
-        "case", "quality", "expected_dice", "expected_dice_RV", "expected_dice_Myo", "expected_dice_LV",
+        "case", "certainty", "expected_dice", "expected_dice_RV", "expected_dice_Myo", "expected_dice_LV",
         "mean_entropy", "scribble_next"
     ]  # fmt: skip
-    values = [float(row["quality"]) for row in quality]
+    values = [float(row["certainty"]) for row in quality]
     assert values == sorted(values)
     assert all(0 <= v <= 1 for v in values)
     errors = [float(row["expected_wrong_pixels"]) for row in slices]
@@ -200,23 +215,30 @@ def test_a_calibrated_run(run: Path, phantom_dataset: Path, tmp_path: Path) -> N
     assert before.about.temperature == after.about.temperature == report["temperature"]
     expected = softmax(after.logits(image) / report["temperature"])
     np.testing.assert_allclose(after.probabilities(image), expected, atol=1e-5)
-    dual = load_uncertain(run, device="cpu")
-    assert isinstance(dual, DualPredictor)
-    assert dual.mean_temperature == report["mean_temperature"]
+    assert after.second is not None
+    assert after.second.temperature == report["mean_temperature"]
     with pytest.raises(PclmixError, match="--overwrite"):
         calibrate(run, other, device="cpu")
-    content = load_checkpoint(run / "last.ckpt")
+    content = torch.load(run / "last.ckpt", weights_only=True)
     content["method"]["net.decoder.head.bias"] += 1
     content["average"] = None
     torch.save(content, run / "last.ckpt")
     assert load(run, device="cpu").about.temperature == 1.0, "trained on since: the temperature is of other weights"
 
 
-def test_what_a_run_may_be_calibrated_on(run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [float("nan"), 0, -1, "2", [1.0], True])
+def test_an_invalid_temperature_is_refused(run: Path, temperature: object) -> None:
+    identity = load(run, device="cpu").about.identity
+    write_json(run / "calibration.json", {"identity": identity, "temperature": temperature})
+    with pytest.raises(PclmixError, match=r"calibration\.json: temperature="):
+        load(run, device="cpu")
+
+
+def test_calibration_uses_held_out_cases_only(run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
     dataset = Dataset.open(phantom_dataset)
     with pytest.raises(PclmixError, match=r"validation=0\.1"):
         calibrate(run, phantom_dataset, device="cpu")
-    kept = held_out(dataset, {"dataset": "phantom", "fold": 1, "cases": ["phantom002_frame01"]})
+    kept = held_out(dataset, TrainedOn(dataset="phantom", fold=1, cases=("phantom002_frame01",)))
     assert kept == ("phantom002_frame02", "phantom003_frame01", "phantom003_frame02"), "neither trained on nor tested"
     with pytest.raises(PclmixError, match="not a run folder"):
         calibrate(run / "last.ckpt", phantom_dataset)

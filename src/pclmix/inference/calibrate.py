@@ -1,4 +1,4 @@
-"""Temperature: one number that makes probabilities mean what they say, found on scribbles that training did not see."""
+"""Temperature scaling: fit one temperature per run to scribbles that training did not use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
 from pclmix.data.dataset import Dataset
-from pclmix.engine.checkpoint import open_model
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_path, write_json
+from pclmix.inference.checkpoint import CALIBRATION, load
+from pclmix.inference.inputs import require_same_task
+from pclmix.inference.torch import TorchPredictor
+from pclmix.io.files import atomic_path, write_json
 from pclmix.labels import IGNORE
-from pclmix.predict.dual import DualPredictor, load_uncertain
-from pclmix.predict.inputs import require_same_task
-from pclmix.predict.model import CALIBRATION
+from pclmix.training.checkpoint import TrainedOn, open_model
 
 Array = npt.NDArray[Any]
 DIAGRAM = "reliability.png"
@@ -28,7 +28,7 @@ _RANGE = (0.05, 20.0)  # of temperatures searched
 
 @dataclass(frozen=True)
 class Pixels:
-    """Scribbled pixels of some cases: logits (N, K) of each decoder there is, class (N,), number of the case (N,)."""
+    """Scribbled pixels of some cases: logits (N, K) per decoder, class (N,), index of the case (N,)."""
 
     logits: tuple[Array, ...]
     label: Array
@@ -46,24 +46,24 @@ def calibrate(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Find the temperature of a run on scribbles of DATASET that it was not trained on, and keep it in the run folder.
+    """Fit the temperature of a run to scribbles of DATASET that it was not trained on.
 
-    Never on the test cases of the run's own fold. Writes calibration.json, which `load` reads from then on, and
-    reliability.png. Returns what calibration.json holds. Figures after calibration are cross-fitted: each half of the
-    cases is judged with the temperature of the other half, where there are two cases or more.
+    Never uses the test cases of the run's own fold. Writes calibration.json, which `load` reads, and reliability.png
+    into the run folder; returns the content of calibration.json. Figures after calibration are cross-fitted: each half
+    of the cases is scored with the temperature of the other half, if there are at least two cases.
     """
     run = Path(run)
     if not run.is_dir():
-        raise PclmixError(f"{run} is not a run folder; the temperature is kept in the folder that `pclmix train` made")
+        raise PclmixError(f"{run} is not a run folder; the temperature is stored in the folder of `pclmix train`")
     target = run / CALIBRATION
     if target.exists() and not overwrite:
         raise PclmixError(f"{target} exists already; give --overwrite to calibrate again")
-    predictor = load_uncertain(run, device=device)
+    predictor = load(run, device=device, precision="32")
     dataset = Dataset.open(Path(data))
     require_same_task(dataset, predictor.about.channels, predictor.about.labels)
-    cases = held_out(dataset, open_model(run)["run"])
+    cases = held_out(dataset, open_model(run).run)
     pixels = collect(predictor, dataset, cases, progress)
-    weight = predictor.lambda_t if isinstance(predictor, DualPredictor) else 0.0
+    weight = predictor.second.lambda_t if predictor.second is not None else 0.0
     cnn = Pixels(pixels.logits[:1], pixels.label, pixels.case)
     report: dict[str, Any] = {
         "identity": predictor.about.identity,
@@ -83,12 +83,12 @@ def calibrate(
     return report
 
 
-def held_out(dataset: Dataset, run: dict[str, Any]) -> tuple[str, ...]:
-    """Cases that training did not see and that the run is not tested on; of another dataset, all."""
-    if dataset.name != run["dataset"]:
+def held_out(dataset: Dataset, run: TrainedOn) -> tuple[str, ...]:
+    """Cases that are neither training nor test cases of the run; all cases of another dataset."""
+    if dataset.name != run.dataset:
         return dataset.cases
-    test = set(dataset.fold(run["fold"]).test) if run["fold"] is not None else set()
-    cases = tuple(case for case in dataset.cases if case not in test and case not in run["cases"])
+    test = set(dataset.fold(run.fold).test) if run.fold is not None else set()
+    cases = tuple(case for case in dataset.cases if case not in test and case not in run.cases)
     if not cases:
         raise PclmixError(
             f"the run was trained on every case of {dataset.root} outside its test fold, so none is left to calibrate "
@@ -98,7 +98,10 @@ def held_out(dataset: Dataset, run: dict[str, Any]) -> tuple[str, ...]:
 
 
 def collect(
-    predictor: Any, dataset: Dataset, cases: Sequence[str], progress: Callable[[int, int], None] | None = None
+    predictor: TorchPredictor,
+    dataset: Dataset,
+    cases: Sequence[str],
+    progress: Callable[[int, int], None] | None = None,
 ) -> Pixels:
     """Logits of the scribbled pixels of these cases, at the images' own size."""
     parts: list[tuple[Array, ...]] = []
@@ -106,8 +109,7 @@ def collect(
     for number, case in enumerate(cases):
         image, (scribble, _) = dataset.read_image(case).array, dataset.read_scribble(case)
         drawn = scribble != IGNORE
-        dual = isinstance(predictor, DualPredictor)
-        logits = predictor.native_logits(image) if dual else (predictor.logits(image),)
+        logits = predictor.native_logits(image)
         parts.append(tuple(np.moveaxis(one, 1, -1)[drawn] for one in logits))
         labels.append(scribble[drawn].astype(np.int64))
         numbers.append(np.full(int(drawn.sum()), number))
@@ -141,13 +143,13 @@ def fit(pixels: Pixels, lambda_t: float) -> float:
 
 
 def cross_fitted(pixels: Pixels, lambda_t: float) -> Array:
-    """Calibrated probabilities (N, K), each case with a temperature of cases other than itself."""
+    """Calibrated probabilities (N, K), each case with a temperature fitted to other cases."""
     odd = pixels.case % 2 == 1
     if not odd.any():
         return probabilities(pixels, fit(pixels, lambda_t), lambda_t)
     result = np.empty_like(probabilities(pixels, 1.0, lambda_t))
-    for judged in (odd, ~odd):
-        result[judged] = probabilities(pixels.of(judged), fit(pixels.of(~judged), lambda_t), lambda_t)
+    for half in (odd, ~odd):
+        result[half] = probabilities(pixels.of(half), fit(pixels.of(~half), lambda_t), lambda_t)
     return result
 
 
@@ -156,7 +158,7 @@ def log_loss(p: Array, label: Array) -> float:
 
 
 def reliability(p: Array, label: Array, bins: int = BINS) -> Array:
-    """(3, bins): pixels, mean confidence and accuracy by confidence, which is the largest probability."""
+    """(3, bins): number of pixels, mean confidence and accuracy per bin of confidence, the largest probability."""
     confidence, right = p.max(axis=1), p.argmax(axis=1) == label
     place = np.minimum((confidence * bins).astype(int), bins - 1)
     counts = np.bincount(place, minlength=bins)
@@ -187,7 +189,7 @@ def _plot(path: Path, plots: Sequence[tuple[str, Array, Array, dict[str, dict[st
             axis.plot([0, 1], [0, 1], color="#333333", linewidth=1)
             axis.set_title(f"{titles[name]}, {when}: ECE {100 * numbers[when]['ece']:.2f} %", fontsize=9)
             axis.set_xlabel("confidence", fontsize=8)
-            axis.set_ylabel("share right", fontsize=8)
+            axis.set_ylabel("accuracy", fontsize=8)
             axis.tick_params(labelsize=8)
             axis.set_xlim(0, 1)
             axis.set_ylim(0, 1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,19 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pclmix
-from pclmix.config import Config
 from pclmix.data.components import largest_component
-from pclmix.data.store import Settings, intensity_range, prepare_image
-from pclmix.data.volume import read_image
-from pclmix.engine.checkpoint import LAST, PREVIOUS, build_net, load_checkpoint, trained_state
+from pclmix.data.preprocess import Preprocessing, intensity_range
 from pclmix.errors import PclmixError
+from pclmix.inference import About, load
+from pclmix.inference.torch import TorchPredictor
+from pclmix.io.volume import read_image
 from pclmix.labels import Labels
 from pclmix.methods.base import build_method
 from pclmix.nets.dual import forward_dual
-from pclmix.predict import About, load
-from pclmix.predict.model import TorchPredictor, about_model
-from pclmix.predict.onnx import describe
-from pclmix.resize import resize_linear
+from pclmix.nets.resnet import ResNetEncoder
+from pclmix.nets.weights import load_encoder_weights
+from pclmix.training.checkpoint import LAST, PREVIOUS, load_checkpoint, trained_state
 
 
 @pytest.fixture(scope="module")
@@ -60,40 +58,21 @@ def made_of(net: torch.nn.Module, batch: int = 2, intensity: str = "slice", chan
 def test_same_logits_as_the_cnn_branch_of_the_whole_method(
     lively_model: Path, predictor: TorchPredictor, volume: np.ndarray
 ) -> None:
-    content = load_checkpoint(lively_model)
-    config = Config.model_validate(content["config"])
-    method = build_method(config, 1, 4)
-    method.load_state_dict(trained_state(content))
+    checkpoint = load_checkpoint(lively_model)
+    method = build_method(checkpoint.config, 1, 4)
+    method.load_state_dict(trained_state(checkpoint))
     method.eval()
-    slices = torch.from_numpy(prepare_image(volume[None], Settings(config.data.size)).copy())
+    slices = torch.from_numpy(predictor.about.preprocessing.images(volume[None]).copy())
     with torch.no_grad():
         full = forward_dual(method.net, method.aux, method.head, slices, len(slices)).logits_c.numpy()
-    expected = resize_linear(full, (70, 50))
+    expected = predictor.about.preprocessing.restored(full, (70, 50))
     np.testing.assert_allclose(predictor.logits(volume), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
     assert (predictor.predict(volume) == expected.argmax(1)).mean() > 0.999
 
 
-def test_flips_that_training_never_showed_are_warned_of_once(
-    lively_model: Path, caplog: pytest.LogCaptureFixture, volume: np.ndarray
-) -> None:
-    content = load_checkpoint(lively_model)
-    assert about_model(lively_model, content).turned
-    content["config"]["augment"]["quarter_turns"] = 0.0
-    about = about_model(lively_model, content)
-    assert not about.turned
-    assert json.loads(describe(about, "1", "fp32")["pclmix.turned"]) is False
-    predictor = TorchPredictor(about, build_net(content), torch.device("cpu"), batch=2)
-    with caplog.at_level(logging.WARNING):
-        predictor.predict(volume)
-        assert not caplog.text
-        predictor.predict(volume, tta="flip")
-        predictor.probabilities(volume, tta="flip")
-    assert caplog.text.count("augment.quarter_turns=0") == 1
-
-
 def test_no_transformer_is_imported_or_built(tiny_run: Path) -> None:
     code = (
-        "import sys; from pclmix.predict import load; p = load(sys.argv[1], device='cpu');"
+        "import sys; from pclmix.inference import load; p = load(sys.argv[1], device='cpu');"
         "bad = [m for m in sys.modules if m.startswith('pclmix.') and ('swin' in m or 'dual' in m or 'methods' in m)];"
         "assert not bad, bad; assert not [n for n, _ in p.net.named_modules() if 'swin' in n or 'aux' in n]"
     )
@@ -122,14 +101,14 @@ def test_labels_are_the_largest_of_the_resized_scores(predictor: TorchPredictor,
 
 
 def test_flips_are_a_plain_mean(predictor: TorchPredictor, volume: np.ndarray) -> None:
-    slices = torch.from_numpy(prepare_image(volume[None], predictor.about.settings).copy())
+    slices = torch.from_numpy(predictor.about.preprocessing.images(volume[None]).copy())
     total = torch.zeros(())
     with torch.no_grad():
         for axes in ([], [2], [3], [2, 3]):
             turned = torch.flip(slices, axes) if axes else slices
             p = predictor.net(turned).softmax(1)
             total = total + (torch.flip(p, axes) if axes else p) / 4
-    expected = resize_linear(total.numpy(), (70, 50))
+    expected = predictor.about.preprocessing.restored(total.numpy(), (70, 50))
     np.testing.assert_allclose(predictor.probabilities(volume, tta="flip"), expected, atol=1e-5)
     flipped = predictor.predict(volume, tta="flip")
     assert (flipped == expected.argmax(1)).mean() > 0.999
@@ -161,15 +140,15 @@ def test_batches_do_not_change_the_result(count: int, batch: int, intensity: str
 
 def test_a_part_of_a_volume_is_scaled_by_the_whole() -> None:
     image = np.random.default_rng(0).integers(-50, 700, (1, 4, 8, 8))
-    whole = prepare_image(image, Settings((8, 8), "volume"))
+    whole = Preprocessing((8, 8), "volume").images(image)
     limits = intensity_range(image, "volume")
-    np.testing.assert_array_equal(prepare_image(image[:, 1:3], Settings((8, 8), "volume"), limits), whole[1:3])
+    np.testing.assert_array_equal(Preprocessing((8, 8), "volume").images(image[:, 1:3], limits), whole[1:3])
 
 
 def test_native_scores_are_held_a_few_slices_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     image = np.random.default_rng(0).random((5, 30, 40))
     expected = made_of(Threshold(), 5).predict(image)
-    monkeypatch.setattr("pclmix.predict.model.SCORES_AT_ONCE", 3 * 30 * 40 * 2)
+    monkeypatch.setattr("pclmix.inference.torch.SCORES_AT_ONCE", 3 * 30 * 40 * 2)
     seen: list[int] = []
     predictor = made_of(Threshold(), 5)
     resize = predictor._resize
@@ -178,41 +157,101 @@ def test_native_scores_are_held_a_few_slices_at_a_time(monkeypatch: pytest.Monke
     assert seen == [2, 2, 1]
 
 
-def test_nothing_waits_for_the_device(predictor: TorchPredictor, no_sync: Callable[[], object]) -> None:
+def test_prediction_never_synchronises(predictor: TorchPredictor, no_sync: Callable[[], object]) -> None:
     slices = torch.rand(3, 1, 64, 64)
     predictor.compute(slices, (70, 50))
     with no_sync():  # type: ignore[attr-defined]
         predictor.compute(slices, (70, 50), "flip")
 
 
-@pytest.mark.parametrize("shape", [(70, 50), (2, 70, 50), (1, 2, 70, 50)])
-def test_shapes_taken(predictor: TorchPredictor, shape: tuple[int, ...]) -> None:
-    image = np.random.default_rng(0).random(shape)
-    assert predictor.predict(image).shape == (1 if len(shape) == 2 else 2, 70, 50)
+@pytest.mark.parametrize(
+    ("shape", "channels", "spatial"),
+    [
+        ((30, 20), 1, (30, 20)),
+        ((2, 30, 20), 1, (2, 30, 20)),
+        ((1, 2, 30, 20), 1, (2, 30, 20)),
+        ((30, 20, 3), 3, (30, 20)),
+        ((3, 20, 3), 1, (3, 20, 3)),
+        ((3, 2, 30, 20), 3, (2, 30, 20)),
+        ((30, 20, 2), 2, (30, 20)),
+    ],
+)
+def test_labels_have_the_spatial_shape_of_the_image(
+    shape: tuple[int, ...], channels: int, spatial: tuple[int, ...]
+) -> None:
+    image, model = np.random.default_rng(0).random(shape), made_of(Threshold(), channels=channels)
+    assert model.predict(image).shape == model.predict(image, largest_component=True).shape == spatial
+    found = model.examine(image)
+    assert found.labels.shape == found.entropy.shape == found.second.shape == spatial
+    assert model.probabilities(image).shape == (*spatial[:-2], 3, *spatial[-2:])
+
+
+def test_the_same_picture_in_every_form() -> None:
+    """Channels are told from slices: each form of one picture gives the same labels."""
+    colour = np.random.default_rng(0).random((30, 20, 3))
+    model = made_of(Threshold(), channels=3)
+    expected = model.predict(np.moveaxis(colour, -1, 0)[:, None])[0]
+    np.testing.assert_array_equal(model.predict(colour), expected)
+    grey = np.repeat(colour[..., :1], 3, axis=2)  # as a grey picture saved in colour
+    np.testing.assert_array_equal(made_of(Threshold()).predict(grey), expected)
+    np.testing.assert_array_equal(made_of(Threshold()).predict(grey[..., 0]), expected)
+
+
+def test_a_path_is_an_image(tmp_path: Path, predictor: TorchPredictor, phantom_dataset: Path) -> None:
+    from PIL import Image
+
+    path = phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz"
+    for name in (path, str(path)):
+        np.testing.assert_array_equal(predictor.predict(name), predictor.predict(read_image(path).array))
+    picture = np.random.default_rng(0).integers(0, 255, (30, 20, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "photo.png")
+    model = made_of(Threshold(), channels=3)
+    np.testing.assert_array_equal(model.predict(tmp_path / "photo.png"), model.predict(picture))
+    with pytest.raises(PclmixError, match=r"none\.png"):
+        model.predict(tmp_path / "none.png")
 
 
 @pytest.mark.parametrize(
-    ("image", "words"),
+    ("shape", "channels", "way_out"),
     [
-        (np.zeros((2, 3, 8, 8)), "2 channels, the model takes 1"),
-        (np.zeros((0, 8, 8)), "empty"),
-        (np.zeros(8), "shape"),
-        (np.full((1, 8, 8), np.nan), "NaN"),
-        (np.zeros((1, 8, 8), dtype=complex), "non-numeric"),
+        ((30, 20, 3), 1, "x.mean(-1)"),  # a colour picture for a grey model, or a volume of slivers
+        ((3, 30, 20), 3, "x[:, None]"),  # channels or slices
+        ((3, 20, 3), 3, "x[:, None]"),
+        ((30, 20, 4), 3, "(H, W, C)"),
+        ((30, 20), 3, "(H, W, 3)"),
+        ((2, 4, 30, 20), 3, "2 as (C, Z, H, W)"),
+        ((4, 30, 20, 3), 3, "np.moveaxis(x, -1, 0)"),
+        ((8,), 1, "(H, W)"),
+        ((1, 1, 1, 8, 8), 1, "(H, W)"),
+        ((0, 8, 8), 1, "empty"),
     ],
 )
-def test_images_refused(predictor: TorchPredictor, image: np.ndarray, words: str) -> None:
-    with pytest.raises(PclmixError, match=words):
-        predictor.predict(image)
+def test_shapes_refused_with_the_way_out(shape: tuple[int, ...], channels: int, way_out: str) -> None:
+    with pytest.raises(PclmixError, match=re.escape(way_out)):
+        made_of(Threshold(), channels=channels).predict(np.random.default_rng(0).random(shape))
+
+
+@pytest.mark.parametrize("image", [np.full((1, 8, 8), np.nan), np.zeros((1, 8, 8), dtype=complex), [["a"]]])
+def test_values_refused(image: Any) -> None:
+    with pytest.raises(PclmixError, match="NaN"):
+        made_of(Threshold()).predict(image)
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 1.0, 0.0), (1.0, float("nan"), 1.0)])
+def test_spacings_refused(spacing: tuple[float, ...]) -> None:
     with pytest.raises(PclmixError, match="spacing"):
-        predictor.predict(np.zeros((1, 8, 8)), (1.0, 1.0))
+        made_of(Threshold()).predict(np.zeros((1, 8, 8)), spacing)
+
+
+def test_reprs_are_short(predictor: TorchPredictor, volume: np.ndarray) -> None:
+    for shown in (repr(predictor), repr(predictor.examine(volume))):
+        assert len(shown) < 200
+        assert "\n" not in shown
 
 
 @pytest.mark.parametrize("wrong", ["flips", True, None])
-def test_words_that_are_not_known_are_refused(
-    tiny_run: Path, predictor: TorchPredictor, volume: np.ndarray, wrong: Any
-) -> None:
-    for call in (predictor.predict, predictor.probabilities, predictor.probability_batches, predictor.examine):
+def test_unknown_choices_are_refused(tiny_run: Path, predictor: TorchPredictor, volume: np.ndarray, wrong: Any) -> None:
+    for call in (predictor.predict, predictor.probabilities, predictor.examine):
         with pytest.raises(PclmixError, match=rf"tta={wrong!r}: choose none or flip"):
             call(volume, tta=wrong)
     with pytest.raises(PclmixError, match=rf"precision={wrong!r}: choose auto, 32 or bf16"):
@@ -229,7 +268,7 @@ def test_models_refused(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "text.ckpt").write_text("not a model")
     with pytest.raises(PclmixError, match="not a readable checkpoint"):
         load(tmp_path / "text.ckpt", device="cpu")
-    content = load_checkpoint(tiny_run / LAST)
+    content = torch.load(tiny_run / LAST, weights_only=True)
     torch.save({**content, "format": 99, "version": "9.0"}, tmp_path / "newer.ckpt")
     with pytest.raises(PclmixError, match=r"pclmix 9\.0 in checkpoint format 99"):
         load(tmp_path / "newer.ckpt", device="cpu")
@@ -240,6 +279,20 @@ def test_models_refused(tiny_run: Path, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(PclmixError, match="no CUDA device"):
             load(tiny_run, device="cuda")
+
+
+def test_a_malicious_file_is_refused_without_advice_to_load_it(tmp_path: Path) -> None:
+    """PyTorch's own message says how to run it anyway."""
+    torch.save({"weights": Path("x")}, tmp_path / "bad.ckpt")
+    torch.save({"conv1.weight": Path("x")}, tmp_path / "bad.pth")
+    messages = []
+    with pytest.raises(PclmixError, match=r"bad\.ckpt") as refused:
+        load(tmp_path / "bad.ckpt", device="cpu")
+    messages.append(str(refused.value))
+    with pytest.raises(PclmixError, match=r"bad\.pth") as refused:
+        load_encoder_weights(ResNetEncoder("resnet18", 1), str(tmp_path / "bad.pth"), 1)
+    messages.append(str(refused.value))
+    assert not any("weights_only" in text or "torch.load" in text for text in messages)
 
 
 def test_a_damaged_last_checkpoint_falls_back(tiny_run: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exported models as predictors: onnxruntime and NumPy, no torch. What a file says of itself is in its metadata."""
+"""Exported models as predictors: onnxruntime and NumPy, no torch. The file's metadata describes the model."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pclmix.errors import PclmixError
-from pclmix.labels import Labels
-from pclmix.predict.base import FLIPS, TTA, About, Array, Predictor, Wanted
-from pclmix.resize import resize_linear
+from pclmix.data.patches import gaussian, slide
+from pclmix.data.preprocess import FLIPS
+from pclmix.errors import PclmixError, need_extra
+from pclmix.inference.predictor import TTA, About, Array, Predictor, Wanted
 
 INPUT, OUTPUT = "image", "logits"
 PREFIX = "pclmix."  #: of the keys in the file's metadata
 BATCH = {"cuda": 32, "cpu": 4}
 _CUDA = "CUDAExecutionProvider"
+_TRIAL = 64  # side of the image for the test run at loading
 
 
 def load_onnx(path: Path | str, *, device: str = "auto", batch: int | None = None) -> Predictor:
@@ -29,16 +31,14 @@ def load_onnx(path: Path | str, *, device: str = "auto", batch: int | None = Non
         raise PclmixError(f"{path} does not exist; `pclmix export MODEL {path.name}` makes one")
     session = open_session(path, device)
     about = _about(path, session)
+    _require_working(about, session)
     kind = "cuda" if _CUDA in session.get_providers() else "cpu"
     return OnnxPredictor(about, session, BATCH[kind] if batch is None else batch)
 
 
 def open_session(path: Path, device: str = "auto") -> Any:
-    """An onnxruntime session on the device asked for; on a CPU it takes OMP_NUM_THREADS threads where that is set."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise PclmixError("an .onnx model needs onnxruntime: pip install 'pclmix[export]'") from error
+    """An onnxruntime session on `device`; on a CPU it uses OMP_NUM_THREADS threads if that is set."""
+    onnxruntime = need_extra("onnxruntime", "export", f"{path}: an .onnx model")
     if device not in ("auto", "cpu", "cuda"):
         raise PclmixError(f"--device {device} is not known; use auto, cpu or cuda")
     has_cuda = _CUDA in onnxruntime.get_available_providers()
@@ -52,54 +52,31 @@ def open_session(path: Path, device: str = "auto") -> Any:
     providers = [_CUDA] if has_cuda and device != "cpu" else []
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=[*providers, "CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own types, one for each way a file can be bad
+    except Exception as error:  # onnxruntime raises exception types of its own
         reason = " ".join(str(error).split())[:200]
         raise PclmixError(f"{path} cannot be run by onnxruntime ({reason}); export the model again") from error
 
 
-def describe(about: About, version: str, precision: str) -> dict[str, str]:
-    """The metadata of an exported file: everything a predictor needs besides the network."""
-    content = {
-        "version": version,
-        "precision": precision,
-        "labels": list(about.labels.names),
-        "ignore": about.labels.ignore,
-        "channels": list(about.channels),
-        "size": list(about.size),
-        "intensity": about.intensity,
-        "temperature": about.temperature,
-        "model": about.identity,
-        "dataset": about.dataset,
-        "trained_on": list(about.trained_on),
-        "turned": about.turned,
-    }
+def describe(about: About, version: str, precision: str, card: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The metadata of an exported file: everything a predictor needs besides the network, and the model card."""
+    content = {"version": version, "precision": precision, "model": about.identity, "card": card, **about.to_json()}
     return {PREFIX + key: json.dumps(value) for key, value in content.items()}
 
 
-def _about(path: Path, session: Any) -> About:
+def read_metadata(path: Path, session: Any) -> dict[str, Any]:
+    """The metadata that `describe` wrote, keys without their prefix."""
     said: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
     if f"{PREFIX}labels" not in said:
-        raise PclmixError(f"{path} is an ONNX file, but not one of `pclmix export`: it does not say its classes")
+        raise PclmixError(f"{path} is an ONNX file, but not one of `pclmix export`: it has no classes in its metadata")
     try:
-        content = {key.removeprefix(PREFIX): json.loads(v) for key, v in said.items() if key.startswith(PREFIX)}
-        height, width = content["size"]
-        about = About(
-            str(path),
-            hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest(),
-            Labels(tuple(content["labels"]), content["ignore"]),
-            tuple(content["channels"]),
-            (height, width),
-            content["intensity"],
-            content["dataset"],
-            tuple(content["trained_on"]),
-            float(content["temperature"]),
-            turned=bool(content.get("turned", True)),
-        )
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        version = said.get(f"{PREFIX}version", "another version")
-        raise PclmixError(
-            f"{path} was exported by pclmix {version} and cannot be understood ({error!r}); export the model again"
-        ) from error
+        return {key.removeprefix(PREFIX): json.loads(v) for key, v in said.items() if key.startswith(PREFIX)}
+    except (ValueError, RecursionError) as error:
+        raise PclmixError(f"{path}: its metadata is not valid JSON ({error}); export the model again") from error
+
+
+def _about(path: Path, session: Any) -> About:
+    identity = hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest()
+    about = About.from_json(read_metadata(path, session), str(path), identity)
     ends = (session.get_inputs(), session.get_outputs())
     names = [[entry.name for entry in end] for end in ends]
     if names != [[INPUT], [OUTPUT]]:
@@ -113,6 +90,19 @@ def _about(path: Path, session: Any) -> About:
     return about
 
 
+def _require_working(about: About, session: Any) -> None:
+    """Run the network once on a small image: with NaN weights every pixel would silently become background."""
+    height, width = (_TRIAL if side % 32 == 0 else side for side in about.seen)
+    image = np.random.default_rng(0).random((1, len(about.channels), height, width), dtype=np.float32)
+    try:
+        logits = session.run([OUTPUT], {INPUT: image})[0]
+    except Exception as error:  # onnxruntime raises exception types of its own
+        reason = " ".join(str(error).split())[:200]
+        raise PclmixError(f"{about.source} cannot be run at {height} x {width} ({reason}); export again") from error
+    if not np.isfinite(logits).all():
+        raise PclmixError(f"{about.source} gives NaN or infinite scores: its weights are damaged; export again")
+
+
 class OnnxPredictor(Predictor):
     """A network that onnxruntime runs."""
 
@@ -124,11 +114,19 @@ class OnnxPredictor(Predictor):
         for batch in batches:
             scores = self._flipped(batch) if tta == "flip" else self._forward(batch)
             # One slice at a time: scores at native size can be many times what the network gave.
-            yield np.stack([self._finish(resize_linear(one, size), tta, wanted) for one in scores])
+            native = self.about.preprocessing.restored
+            yield np.stack([self._finish(native(one, size), tta, wanted) for one in scores])
 
     def _forward(self, slices: Array) -> Array:
         """Logits (B, K, h, w) of prepared slices (B, C, h, w)."""
-        logits: Array = self.session.run([OUTPUT], {INPUT: slices})[0]
+        patch = self.about.patch
+        if patch is None:
+            return self._network(slices)
+        logits: Array = slide(self._network, slices, patch, partial(np.zeros, dtype=np.float32), gaussian(patch))
+        return logits
+
+    def _network(self, slices: Array) -> Array:
+        logits: Array = self.session.run([OUTPUT], {INPUT: np.ascontiguousarray(slices)})[0]
         return logits
 
     def _flipped(self, slices: Array) -> Array:

@@ -1,0 +1,221 @@
+"""Predict many images: reading, network and writing overlap, so that the slowest of them limits the speed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pclmix import __version__
+from pclmix.data.dataset import Dataset
+from pclmix.errors import PclmixError
+from pclmix.inference.case import Also, CaseWork, Choices, Read, is_done
+from pclmix.inference.inputs import Job, find_jobs
+from pclmix.inference.predictor import TTA, About, Predictor
+from pclmix.inference.uncertainty import write_tables
+from pclmix.io.files import atomic_path, read_json, sweep_folder, write_json
+from pclmix.labels import Labels
+
+RECORD, SNAP = "prediction.json", "labels.txt"
+_WORKERS = 2  # threads for reading and for writing: decompressing a volume is slower than predicting it on a GPU
+_AHEAD = 3  # volumes held on either side of the network; this bounds memory
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Outcome:
+    """The result per case; `bad` maps a case to its error."""
+
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    bad: dict[str, str] = field(default_factory=dict)
+    trained_on: int = 0  #: cases among them that the model was trained on
+
+    def require_good(self) -> None:
+        """Raise one error that lists every bad case."""
+        if self.bad:
+            total = len(self.done) + len(self.skipped) + len(self.bad)
+            lines = "\n".join(f"  {case}: {reason}" for case, reason in sorted(self.bad.items()))
+            raise PclmixError(f"{len(self.bad)} of {total} cases could not be predicted:\n{lines}")
+
+
+class Archive:
+    """The cases of INPUT, those that OUT lacks, and the record of what OUT holds."""
+
+    def __init__(self, about: About, source: Path, out: Path, choices: Choices, fold: int | None) -> None:
+        """Refuses what cannot work before anything is predicted."""
+        self.jobs = find_jobs(source, out, channels=about.channels, labels=about.labels, fold=fold)
+        self.about, self.choices = about, choices
+        self.folder = self.jobs[0].out.parent
+        if choices.uncertainty and out != self.folder:
+            raise PclmixError(
+                f"--uncertainty writes maps and tables beside the labels: OUT must be a folder, not {out}"
+            )
+        if "dicom" in choices.also and not source.is_dir():
+            raise PclmixError(f"--dicom-seg refers to the slices of a DICOM series; {source} is not one")
+        self.record = _Record(self.folder if out == self.folder else None, about, choices)
+        self.record.require_same()
+        self.todo = [job for job in self.jobs if not is_done(job, choices)]
+        waiting = {job.case for job in self.todo}
+        skipped = [job.case for job in self.jobs if job.case not in waiting]
+        self.outcome = Outcome(skipped=skipped, trained_on=_trained_on(source, about, self.jobs))
+        sweep_folder(self.folder, {job.out.name for job in self.jobs})
+
+    @property
+    def settled(self) -> int:
+        """Cases that nothing more happens to."""
+        return len(self.outcome.done) + len(self.outcome.skipped) + len(self.outcome.bad)
+
+    def tidy(self) -> None:
+        """Remove the record again where there is no label map."""
+        if not any(job.out.exists() for job in self.jobs):
+            self.record.undo()
+
+    def finish(self) -> Outcome:
+        """Write the tables over all cases."""
+        if self.choices.uncertainty and (self.outcome.done or self.outcome.skipped):
+            write_tables(self.folder, self.about.labels.foreground)
+        return self.outcome
+
+
+def predict_files(
+    predictor: Predictor,
+    source: Path | str,
+    out: Path | str,
+    *,
+    fold: int | None = None,
+    tta: TTA = "none",
+    largest_component: bool = False,
+    uncertainty: bool = False,
+    also: Sequence[Also] = (),
+    progress: Progress | None = None,
+) -> Outcome:
+    """Predict INPUT (a file, a folder or a dataset) into OUT; cases that OUT holds already are skipped.
+
+    A case that cannot be predicted is listed in the outcome, and the others continue. `uncertainty` adds entropy maps,
+    OUT/uncertainty/CASE, and the tables quality.csv and slices.csv. `also` writes the labels in further formats:
+    slicer is CASE.seg.nrrd, dicom is CASE.seg.dcm, where INPUT is a DICOM series. `progress(done, total)` is called
+    after each case.
+    """
+    choices = Choices(tta, largest_component, uncertainty, tuple(also))
+    archive = Archive(predictor.about, Path(source), Path(out), choices, fold)
+    outcome, work = archive.outcome, CaseWork(predictor, choices)
+
+    def settle(job: Job, written: Future[None]) -> None:
+        try:
+            written.result()
+            outcome.done.append(job.case)
+        except PclmixError as error:
+            outcome.bad[job.case] = str(error)
+        tell()
+
+    def tell() -> None:
+        if progress is not None:
+            progress(archive.settled, len(archive.jobs))
+
+    tell()
+    reading, writing = ThreadPoolExecutor(_WORKERS), ThreadPoolExecutor(_WORKERS)
+    writes: deque[tuple[Job, Future[None]]] = deque()
+    try:
+        for job, future in _ahead(reading, work.read, archive.todo):
+            try:
+                found = work.predict(future.result())
+            except PclmixError as error:
+                outcome.bad[job.case] = str(error)
+                tell()
+                continue
+            archive.record.write()
+            writes.append((job, writing.submit(work.write, job, found)))
+            if len(writes) > _AHEAD:
+                settle(*writes.popleft())
+        while writes:
+            settle(*writes.popleft())
+    finally:
+        reading.shutdown(cancel_futures=True)
+        writing.shutdown(cancel_futures=True)
+        archive.tidy()
+    return archive.finish()
+
+
+def snap_labels(labels: Labels) -> str:
+    """Names and colours as an ITK-SNAP label description, which 3D Slicer and others read too."""
+    lines = ["# ITK-SnAP Label Description File", "# IDX  -R-  -G-  -B-  -A--  VIS MSH  LABEL"]
+    for k, (name, colour) in enumerate(zip(labels.names, labels.colours(), strict=True)):
+        r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        shown = int(k > 0)
+        lines.append(f'{k:5d} {r:5d} {g:4d} {b:4d} {shown:8d} {shown:4d} {shown:3d}    "{name}"')
+    return "\n".join(lines) + "\n"
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, work: Callable[[Job], Read], jobs: list[Job]
+) -> Iterator[tuple[Job, Future[Read]]]:
+    """Jobs in order with their work started, at most _AHEAD of them before the consumer."""
+    begun: deque[tuple[Job, Future[Read]]] = deque()
+    for job in jobs:
+        begun.append((job, pool.submit(work, job)))
+        if len(begun) >= _AHEAD:
+            yield begun.popleft()
+    while begun:
+        yield begun.popleft()
+
+
+class _Record:
+    """prediction.json and labels.txt of a folder of predictions: the model, its options, the classes.
+
+    Written before the first label map and removed if none follows, so that a bad image leaves no files behind.
+    """
+
+    def __init__(self, folder: Path | None, about: About, choices: Choices) -> None:
+        """`folder` is None where OUT is a file: then neither is written."""
+        self.folder, self.labels = folder, about.labels
+        self.content = {
+            "model": about.source,
+            "identity": about.identity,
+            "labels": {name: k for k, name in enumerate(about.labels.names)},
+            "colours": dict(zip(about.labels.names, about.labels.colours(), strict=True)),
+            "temperature": about.temperature,
+            "tta": choices.tta,
+            "largest_component": choices.largest_component,
+            "version": __version__,
+        }
+        self._made: list[Path] = []  # files and folders that were not there before, in the order they were made
+
+    def require_same(self) -> None:
+        """Refuse a folder with predictions of another model or other options: its cases would be skipped."""
+        if self.folder is None or not (self.folder / RECORD).is_file():
+            return
+        path = self.folder / RECORD
+        before = read_json(path)
+        for key in ("identity", "tta", "largest_component"):
+            if not isinstance(before, dict) or before.get(key) != self.content[key]:
+                what = "another model" if key == "identity" else f"another setting of {key.replace('_', '-')}"
+                raise PclmixError(
+                    f"{self.folder} holds predictions of {what} ({path}); choose another OUT or remove it first"
+                )
+
+    def write(self) -> None:
+        """Write both files if they do not exist."""
+        if self.folder is None or (self.folder / RECORD).is_file():
+            return
+        paths = [*reversed((self.folder, *self.folder.parents)), self.folder / RECORD, self.folder / SNAP]
+        self._made = [path for path in paths if not path.exists()]
+        write_json(self.folder / RECORD, self.content)
+        with atomic_path(self.folder / SNAP) as temporary:
+            temporary.write_text(snap_labels(self.labels), encoding="utf-8")
+
+    def undo(self) -> None:
+        """Remove the files and empty folders that `write` made."""
+        for path in reversed(self._made):
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _trained_on(source: Path, about: About, jobs: list[Job]) -> int:
+    """Number of a dataset's cases that the model was trained on, whose scores mean nothing."""
+    if not (source / "dataset.json").is_file() or Dataset.open(source).name != about.dataset:
+        return 0
+    return len({job.case for job in jobs} & set(about.trained_on))
