@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pclmix.cli import main
-from pclmix.data.volume import Geometry, write_labels
+from pclmix.io.volume import Geometry, write_labels
 from pclmix.labels import Labels
 
 SPACING = (8.0, 1.5, 1.25)

@@ -1,4 +1,4 @@
-"""Surface distances the long way, written apart from the package: every voxel, every pair."""
+"""Surface distances by definition, independent of the package: every voxel, every pair."""
 
 import itertools
 
@@ -6,18 +6,22 @@ import numpy as np
 
 
 def surface(mask):
-    """Voxels of the mask with a face neighbour that is not of it, or with a face on the image's border."""
+    """Voxels of the mask with a face neighbour outside it or the image; an axis of length one has no neighbours."""
+    axes = [axis for axis in range(mask.ndim) if mask.shape[axis] > 1]
     found = []
     for index in itertools.product(*(range(n) for n in mask.shape)):
-        if not mask[index]:
-            continue
-        for axis, step in itertools.product(range(mask.ndim), (-1, 1)):
-            other = list(index)
-            other[axis] += step
-            if not 0 <= other[axis] < mask.shape[axis] or not mask[tuple(other)]:
-                found.append(index)
-                break
+        if mask[index] and (not axes or any(_is_open(mask, index, axis) for axis in axes)):
+            found.append(index)
     return np.array(found, dtype=float).reshape(-1, mask.ndim)
+
+
+def _is_open(mask, index, axis):
+    for step in (-1, 1):
+        other = list(index)
+        other[axis] += step
+        if not 0 <= other[axis] < mask.shape[axis] or not mask[tuple(other)]:
+            return True
+    return False
 
 
 def directed(first, second, spacing):

@@ -1,4 +1,4 @@
-"""Which prediction belongs to which reference, and the scores of one such pair."""
+"""Matches predictions to references by case name, and scores one such pair."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy.typing as npt
 from pclmix.data.components import largest_component
 from pclmix.data.dataset import REFERENCE, SCRIBBLES, SPLITS, Dataset
 from pclmix.data.splits import PATIENT_PATTERN
-from pclmix.data.volume import ENDINGS, ending_of, read_labels, stem_of
 from pclmix.errors import PclmixError, nearest, require_names
-from pclmix.evaluate.metrics import Scores, score
+from pclmix.io.volume import ENDINGS, Unit, ending_of, read_labels, stem_of
 from pclmix.labels import IGNORE, Labels, looks_like_image
+from pclmix.metrics.functional import Scores, score
 
-#: A prediction has labels above this only where its reference has, too: sets with numbers such as 205 and 850 exist.
+#: A prediction with labels above this is an image, unless its reference has such labels too (some sets use 205, 850).
 USUAL_HIGHEST = 255
 
 
@@ -31,14 +31,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Match:
-    """Pairs to score, and what has no partner.
+    """Pairs to score, and files without a partner.
 
-    `labels` is None where the reference is a bare folder: the classes are then whatever the files hold.
+    `labels` is None where the reference is a bare folder; the classes are then the values in the files.
     """
 
     pairs: tuple[Pair, ...]
-    missing: tuple[str, ...]  #: expected, but there is no prediction
-    without_reference: tuple[str, ...]  #: predicted, but there is nothing to score it with
+    missing: tuple[str, ...]  #: expected cases without a prediction
+    without_reference: tuple[str, ...]  #: predicted cases without a reference
     labels: Labels | None
     patient_pattern: str
 
@@ -71,7 +71,7 @@ def match(prediction: Path, reference: Path, cases: Sequence[str] | None = None)
         raise PclmixError(
             f"no prediction in {prediction} has the name of {asked} in {reference}: "
             f"{_sample(guesses)} and {_sample(truths if cases is None else cases)}; "
-            "a prediction must be called as its case is"
+            "name each prediction after its case"
         )
     return Match(
         tuple(Pair(case, guesses[case], truths[case]) for case in paired),
@@ -82,10 +82,18 @@ def match(prediction: Path, reference: Path, cases: Sequence[str] | None = None)
     )
 
 
+@dataclass(frozen=True)
+class Scored:
+    """Scores of one pair by class number, and the unit of their distances."""
+
+    classes: dict[int, Scores]
+    unit: Unit
+
+
 def score_pair(
     pair: Pair, labels: Labels | None, *, keep_largest: bool = False, ignore_headers: bool = False
-) -> dict[int, Scores]:
-    """Scores by class number. Millimetres come from the reference; voxels it does not annotate count for neither."""
+) -> Scored:
+    """Score one pair. The spacing is the reference's; voxels that it does not annotate count for neither mask."""
     prediction, predicted_grid = read_labels(pair.prediction)
     reference, grid = read_labels(pair.reference)
     difference = grid.same_grid(predicted_grid)
@@ -100,18 +108,19 @@ def score_pair(
     predicted = _decode(prediction, labels, pair.prediction)
     if labels is None and predicted.max() > max(USUAL_HIGHEST, truth.max()):
         raise PclmixError(
-            f"{pair.prediction}: label value {predicted.max()} is not one of {pair.reference}, which ends at "
-            f"{truth.max()}; is it an image, or a label map with other numbers?"
+            f"{pair.prediction} has the label value {predicted.max()}, but the highest one in {pair.reference} is "
+            f"{truth.max()}; check whether it is an image, or a label map with other values"
         )
     predicted = np.where(truth == IGNORE, IGNORE, predicted)
     classes = range(1, labels.count) if labels is not None else _values(predicted, truth)
     if keep_largest:
         predicted = largest_component(predicted, classes)
-    return {k: score(predicted == k, truth == k, grid.spacing) for k in classes}
+    spacing = grid.spacing if grid.unit == "mm" else None
+    return Scored({k: score(predicted == k, truth == k, spacing) for k in classes}, grid.unit)
 
 
 def label_files(path: Path) -> dict[str, Path]:
-    """Label maps by case name: of a folder, or the one file itself."""
+    """The label maps of a folder by case name; a file gives itself."""
     if not path.exists():
         raise PclmixError(f"{path} does not exist")
     if path.is_file():
@@ -128,19 +137,19 @@ def label_files(path: Path) -> dict[str, Path]:
     return found
 
 
-def _decode(array: npt.NDArray[np.int64], labels: Labels | None, where: Path) -> npt.NDArray[Any]:
+def _decode(array: npt.NDArray[np.integer[Any]], labels: Labels | None, where: Path) -> npt.NDArray[Any]:
     if labels is not None:
         return labels.decode(array, str(where))
     if array.min() < 0 or array.max() >= 2**31 or looks_like_image(array):
         raise PclmixError(
-            f"{where} is no label map but an image, it seems: {len(np.unique(array))} values from {array.min()} to "
-            f"{array.max()}; give the label map, such as `pclmix predict` writes"
+            f"{where} looks like an image, not a label map: {len(np.unique(array))} values from {array.min()} to "
+            f"{array.max()}; give a label map, such as `pclmix predict` writes"
         )
     return array.astype(np.int32)
 
 
 def _values(predicted: npt.NDArray[Any], truth: npt.NDArray[Any]) -> list[int]:
-    """The foreground labels of either."""
+    """The foreground labels in either map."""
     return [int(k) for k in np.union1d(predicted, truth) if k > 0]
 
 
@@ -149,7 +158,7 @@ def _is_dataset(path: Path) -> bool:
 
 
 def _dataset_of(reference: Path) -> Dataset | None:
-    """The dataset given, or the one whose referenceTr was given."""
+    """The dataset at this path, or the dataset whose referenceTr it is."""
     if _is_dataset(reference):
         return Dataset.open(reference)
     if reference.name == REFERENCE and _is_dataset(reference.parent):
@@ -158,7 +167,7 @@ def _dataset_of(reference: Path) -> Dataset | None:
 
 
 def dense_masks(dataset: Dataset) -> Path:
-    """referenceTr; or labelsTr, where its labels have no 'ignore' and so are dense themselves."""
+    """The folder referenceTr, or labelsTr where the labels have no 'ignore' and are therefore dense."""
     if (dataset.root / REFERENCE).is_dir():
         return dataset.root / REFERENCE
     if dataset.labels.ignore is None:
@@ -167,10 +176,10 @@ def dense_masks(dataset: Dataset) -> Path:
 
 
 def _prediction_folder(path: Path) -> Path:
-    """A run folder keeps its predictions in `predictions`."""
+    """The folder `predictions` of a run, or the path itself."""
     inner = path / "predictions"
     if not inner.is_dir() and (path / "last.ckpt").is_file():
-        raise PclmixError(f"{path} is a run without predictions; first `pclmix predict {path} DATASET {inner}`")
+        raise PclmixError(f"{path} is a run without predictions; run `pclmix predict {path} DATASET {inner}` first")
     return inner if inner.is_dir() else path
 
 

@@ -11,9 +11,8 @@ from made import CASES, LABELS, SHAPE, SPACING, run, save, truth
 
 from pclmix.data.dataset import write_dataset_json
 from pclmix.errors import PclmixError
-from pclmix.evaluate import evaluate, metrics, read_summary
-from pclmix.evaluate.bootstrap import paired_bootstrap
 from pclmix.labels import Labels
+from pclmix.metrics import evaluate, functional, read_summary
 
 
 def test_values_are_those_of_the_metrics(masks):
@@ -23,12 +22,12 @@ def test_values_are_those_of_the_metrics(masks):
     assert [entry.case for entry in summary.cases] == sorted(CASES)
     a, b = np.roll(truth(0), 1, axis=2) == 2, truth(0) == 2
     scores = summary.cases[0].classes["2"]
-    assert scores.dice == pytest.approx(metrics.dice(a, b))
-    assert scores.hd95 == pytest.approx(metrics.hd95(a, b, SPACING))
+    assert scores.dice == pytest.approx(functional.dice(a, b))
+    assert scores.hd95 == pytest.approx(functional.hd95(a, b, SPACING))
     assert scores.reference_ml == pytest.approx(b.sum() * 8 * 1.5 * 1.25 / 1000)
 
 
-def test_json_and_csv_hold_what_was_found_and_come_back(masks, tmp_path, monkeypatch, capsys):
+def test_json_and_csv_round_trip(masks, tmp_path, monkeypatch, capsys):
     pred, ref = masks
     out, table = tmp_path / "s.json", tmp_path / "s.csv"
     assert run(monkeypatch, "evaluate", pred, ref, "--out", out, "--csv", table) == 0
@@ -43,12 +42,13 @@ def test_json_and_csv_hold_what_was_found_and_come_back(masks, tmp_path, monkeyp
     assert len(list(csv.DictReader(table.open()))) == 8
     for path in (out, table):
         assert read_summary(path).values("HD95") == pytest.approx(summary.values("HD95"), rel=1e-5)
-    assert "4 cases" in capsys.readouterr().out
+    before = out.read_bytes()
     assert run(monkeypatch, "evaluate", pred, ref, "--out", out) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert str(out) in capsys.readouterr().err
+    assert out.read_bytes() == before
 
 
-def test_both_policies_for_empty_masks_are_counted(masks):
+def test_empty_masks(masks):
     pred, ref = masks
     no_two = np.where(truth(0) == 2, 0, truth(0))
     save(pred, "p1_ED", no_two)  # empty prediction of a present class
@@ -67,7 +67,7 @@ def test_both_policies_for_empty_masks_are_counted(masks):
     assert content["mean"]["HD95"] == pytest.approx(np.nanmean(summary.values("HD95")))
 
 
-def test_a_class_never_predicted_has_null_not_nan_in_json(masks):
+def test_json_has_null_for_nan(masks):
     pred, ref = masks
     for case in CASES:
         save(pred, case, np.zeros(SHAPE, np.uint8))
@@ -77,7 +77,7 @@ def test_a_class_never_predicted_has_null_not_nan_in_json(masks):
     assert content["mean"]["Dice"] == 0
 
 
-def test_a_dataset_names_the_classes_and_its_folds_say_what_is_expected(masks, dataset, monkeypatch, capsys, tmp_path):
+def test_dataset_gives_class_names_and_expected_cases(masks, dataset, monkeypatch, capsys, tmp_path):
     pred, _ = masks
     assert evaluate(pred, dataset).names == ("RV", "Myo")
     for case in CASES[2:]:
@@ -91,13 +91,13 @@ def test_a_dataset_names_the_classes_and_its_folds_say_what_is_expected(masks, d
     assert run(monkeypatch, "evaluate", pred, dataset, "--out", out) == 2
     assert "p1_ES" in capsys.readouterr().err
     assert json.loads(out.read_text())["missing"] == ["p1_ES"]
-    with pytest.raises(PclmixError, match=r"name of a case that was asked for in .*: p1_ED and p2_ED, p3_ED;"):
+    with pytest.raises(PclmixError, match=r"p1_ED.*p2_ED.*p3_ED"):
         evaluate(pred, dataset, fold=2)
     (dataset / "splits_final.json").unlink()
     assert evaluate(pred, dataset).missing == ()
 
 
-def test_a_missing_prediction_is_named(masks, monkeypatch, capsys):
+def test_missing_predictions_and_extra_files_are_named(masks, monkeypatch, capsys):
     pred, ref = masks
     (pred / "p3_ED.nii.gz").unlink()
     save(pred, "other", truth(0))
@@ -118,19 +118,18 @@ def test_files_and_float_labels(masks, tmp_path):
     assert evaluate(pred / "p1_ED.nii.gz", ref).cases == (whole,)
 
 
-def test_millimetres_come_from_the_reference(masks, monkeypatch, capsys):
+def test_spacing_comes_from_the_reference(masks, monkeypatch, capsys):
     pred, ref = masks
     save(pred, "p1_ED", truth(0), spacing=(1.0, 1.0, 1.0))
     assert run(monkeypatch, "evaluate", pred, ref) == 2
     message = capsys.readouterr().err
-    assert "spacings differ" in message
     assert str(pred / "p1_ED.nii.gz") in message
     assert str(ref / "p1_ED.nii.gz") in message
     summary = evaluate(pred, ref, ignore_headers=True)
     assert summary.cases[0].classes["1"].reference_ml == pytest.approx((truth(0) == 1).sum() * 15 / 1000)
 
 
-def test_the_largest_component_takes_islands_away(masks):
+def test_largest_component_removes_islands(masks):
     pred, ref = masks
     for i, case in enumerate(CASES):
         array = truth(i)
@@ -141,16 +140,16 @@ def test_the_largest_component_takes_islands_away(masks):
     assert kept.to_json()["largest_component"] is True
 
 
-def test_voxels_without_annotation_count_for_nobody(dataset, masks):
+def test_voxels_without_annotation_are_left_out(dataset, masks):
     pred, _ = masks
     array = truth(0)
     array[:2] = 3
     save(dataset / "referenceTr", "p1_ED", array)
     upper, lower = np.roll(truth(0), 1, axis=2)[2:] == 1, truth(0)[2:] == 1
-    assert evaluate(pred, dataset).cases[0].classes["RV"].dice == pytest.approx(metrics.dice(upper, lower))
+    assert evaluate(pred, dataset).cases[0].classes["RV"].dice == pytest.approx(functional.dice(upper, lower))
 
 
-def test_against_gives_paired_intervals(masks, tmp_path, monkeypatch, capsys):
+def test_against_gives_paired_intervals(masks, tmp_path, monkeypatch):
     pred, ref = masks
     better, out = tmp_path / "better", tmp_path / "b.json"
     for i, case in enumerate(CASES):
@@ -162,7 +161,6 @@ def test_against_gives_paired_intervals(masks, tmp_path, monkeypatch, capsys):
     assert found["patients"] == 3
     assert 0 < found["mean"]["Dice"]["low"] <= found["mean"]["Dice"]["difference"] <= found["mean"]["Dice"]["high"]
     assert found["classes"]["1"]["HD95"]["high"] < 0
-    assert "difference to" in capsys.readouterr().out
     b.write_json(tmp_path / "other.json")
     assert (
         evaluate(better, ref, against=tmp_path / "other.json").against.mean
@@ -170,26 +168,7 @@ def test_against_gives_paired_intervals(masks, tmp_path, monkeypatch, capsys):
     )
 
 
-def test_the_bootstrap_draws_whole_patients():
-    rng = np.random.default_rng(1)
-    first, second = rng.normal(1, 1, 40), rng.normal(0, 1, 40)
-    once = paired_bootstrap(first, second, [str(i) for i in range(40)])
-    twice = paired_bootstrap(np.repeat(first, 2), np.repeat(second, 2), [str(i // 2) for i in range(80)])
-    assert (once.low, once.high) == pytest.approx((twice.low, twice.high))
-    assert once.difference == pytest.approx((first - second).mean())
-    half_width = 1.96 * (first - second).std() / math.sqrt(40)
-    assert once.high - once.low == pytest.approx(2 * half_width, rel=0.1)
-
-
-def test_the_bootstrap_leaves_nan_pairs_out():
-    first, second = np.array([1.0, math.nan, 3.0]), np.array([0.0, 1.0, math.nan])
-    found = paired_bootstrap(first, second, ["a", "b", "c"])
-    assert (found.n, found.left_out, found.difference) == (1, 2, 1)
-    assert math.isnan(found.low)
-    assert math.isnan(paired_bootstrap(second[2:], first[2:], ["a"]).difference)
-
-
-def test_a_dataset_whose_labels_are_dense_is_its_own_reference(tmp_path):
+def test_dataset_with_dense_labels_is_its_own_reference(tmp_path):
     for number, case in enumerate(CASES):
         save(tmp_path / "data/labelsTr", case, truth(number))
         save(tmp_path / "pred", case, truth(number))
@@ -201,5 +180,5 @@ def test_a_dataset_whose_labels_are_dense_is_its_own_reference(tmp_path):
     assert summary.mean("Dice").mean == 1.0
     assert len(evaluate(tmp_path / "pred", tmp_path / "data", fold=1).cases) == 2
     write_dataset_json(tmp_path / "data", labels=LABELS, **options)
-    with pytest.raises(PclmixError, match=r"no dense masks to score with; put them into .*referenceTr"):
+    with pytest.raises(PclmixError, match="referenceTr"):
         evaluate(tmp_path / "pred", tmp_path / "data")

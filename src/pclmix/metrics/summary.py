@@ -1,4 +1,4 @@
-"""Scores of many cases: means, what was left out of them, and the files they are kept in."""
+"""Scores of many cases: means, the values left out of them, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from pclmix import __version__
 from pclmix.errors import PclmixError
-from pclmix.evaluate.bootstrap import Comparison
-from pclmix.evaluate.metrics import Scores, Status
-from pclmix.files import atomic_path, read_json, write_json
+from pclmix.io.files import atomic_path, read_json, write_json
+from pclmix.io.volume import Unit
+from pclmix.metrics.comparison import Comparison
+from pclmix.metrics.functional import MEASURES, Scores, Status
 
-#: Name in files and tables, field of `Scores`. HD95_50 counts an empty prediction of a present class as 50 mm.
-MEASURES = {"Dice": "dice", "HD95": "hd95", "HD95_50": "hd95_50", "ASSD": "assd"}
+#: The column of tables that pools all foreground classes.
+AVERAGE = "Avg"
 COLUMNS = {**MEASURES, "volume_ml": "volume_ml", "reference_ml": "reference_ml"}
 STATUSES: tuple[Status, ...] = ("scored", "empty prediction", "absent", "predicted where absent")
 
@@ -28,7 +29,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Statistic:
-    """Mean and standard deviation (of the population) of what is not NaN, and how many were."""
+    """Mean and population standard deviation of the values that are not NaN; `n` counts them, `nan` the others."""
 
     mean: float
     sd: float
@@ -52,9 +53,9 @@ class CaseScores:
     classes: dict[str, Scores]  #: by class name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
-    """What `evaluate` found. `names` are the foreground classes in label order."""
+    """The result of `evaluate`. `names` are the foreground classes in label order."""
 
     names: tuple[str, ...]
     cases: tuple[CaseScores, ...]
@@ -64,6 +65,12 @@ class Summary:
     reference: str = ""
     largest_component: bool = False
     against: Comparison | None = None
+    unit: Unit = "mm"  #: of the distances
+
+    def __repr__(self) -> str:
+        cases = f"{len(self.cases)} case{'s'[: len(self.cases) != 1]}"
+        dice, hd95 = 100 * self.mean("Dice").mean, self.mean("HD95").mean
+        return f"Summary({cases}, {', '.join(self.names)}: Dice {dice:.1f} %, HD95 {hd95:.1f} {self.unit})"
 
     def values(self, measure: str) -> Values:
         """(cases, classes) of one of MEASURES or a volume."""
@@ -78,8 +85,27 @@ class Summary:
     def of_class(self, name: str, measure: str) -> Statistic:
         return Statistic.of(self.values(measure)[:, self.names.index(name)])
 
+    def column(self, column: str, measure: str) -> Statistic:
+        """The statistic of a class, or of all classes pooled for AVERAGE."""
+        return self.mean(measure) if column == AVERAGE else self.of_class(column, measure)
+
+    def by_case(self, column: str, measure: str) -> dict[str, float]:
+        """One number per case: of a class, or for AVERAGE the mean of the case's classes that are not NaN."""
+        values = self.values(measure)
+        if column == AVERAGE:
+            kept = ~np.isnan(values)
+            counts = kept.sum(axis=1)
+            line = np.where(counts > 0, np.where(kept, values, 0).sum(axis=1) / np.maximum(counts, 1), np.nan)
+        else:
+            line = values[:, self.names.index(column)]
+        return {entry.case: float(value) for entry, value in zip(self.cases, line, strict=True)}
+
+    def empty_predictions(self) -> int:
+        """The number of empty predictions of a present class, over cases and classes."""
+        return sum(self.statuses(name)["empty prediction"] for name in self.names)
+
     def statuses(self, name: str) -> dict[str, int]:
-        """How many cases were scored, and how many fell under each rule for empty masks."""
+        """The number of cases by status: scored, or one of the rules for empty masks."""
         counts = Counter(entry.classes[name].status for entry in self.cases)
         return {status: counts[status] for status in STATUSES}
 
@@ -103,6 +129,7 @@ class Summary:
             "prediction": self.prediction,
             "reference": self.reference,
             "largest_component": self.largest_component,
+            "unit": self.unit,
             "version": __version__,
             "cases": [
                 {"case": entry.case, "classes": {name: _scores_json(entry.classes[name]) for name in self.names}}
@@ -114,19 +141,19 @@ class Summary:
         write_json(path, self.to_json())
 
     def write_csv(self, path: Path) -> None:
-        """One row a case and class; NaN is written as nan."""
+        """One row per case and class; NaN is written as nan."""
         with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["case", "class", *COLUMNS, "status"])
+            writer.writerow(["case", "class", *COLUMNS, "status", "unit"])
             for entry in self.cases:
                 for name in self.names:
                     scores = entry.classes[name]
                     numbers = [f"{getattr(scores, field):.6g}" for field in COLUMNS.values()]
-                    writer.writerow([entry.case, name, *numbers, scores.status])
+                    writer.writerow([entry.case, name, *numbers, scores.status, self.unit])
 
 
 def read_summary(path: Path) -> Summary:
-    """Read what `write_json` or `write_csv` wrote."""
+    """Read a file of `write_json` or `write_csv`."""
     return _from_csv(path) if path.suffix == ".csv" else from_json(read_json(path), path)
 
 
@@ -147,6 +174,7 @@ def from_json(content: Any, where: Path) -> Summary:
         prediction=str(content.get("prediction", "")),
         reference=str(content.get("reference", "")),
         largest_component=bool(content.get("largest_component", False)),
+        unit=_unit(content.get("unit", "mm"), where),
     )
 
 
@@ -164,7 +192,16 @@ def _from_csv(path: Path) -> Summary:
     names = tuple(dict.fromkeys(row["class"] for row in rows))
     cases = tuple(CaseScores(case, classes) for case, classes in table.items())
     _check(names, cases, path)
-    return Summary(names, cases)
+    units = {row.get("unit") or "mm" for row in rows}  # older files have no such column and are in mm
+    if len(units) > 1:
+        raise PclmixError(f"{path} mixes the units {' and '.join(sorted(units))}")
+    return Summary(names, cases, unit=_unit(units.pop(), path))
+
+
+def _unit(value: Any, where: Path) -> Unit:
+    if value not in get_args(Unit):
+        raise PclmixError(f"{where}: unit {value!r} is not one of {', '.join(get_args(Unit))}")
+    return cast(Unit, value)
 
 
 def _check(names: tuple[str, ...], cases: tuple[CaseScores, ...], where: Path) -> None:
