@@ -10,61 +10,50 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from pclmix.cli import app
-from pclmix.data.volume import read_labels
-from pclmix.engine.checkpoint import load_checkpoint
 from pclmix.errors import PclmixError
-from pclmix.predict import load
+from pclmix.export.card import PURPOSE
+from pclmix.inference import load
+from pclmix.io.volume import read_labels
 
 
 @pytest.fixture(scope="module")
-def favouring(lively_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose run has an offset: the bundle has to carry what happens after training, too."""
-    content = load_checkpoint(lively_model)
-    path = tmp_path_factory.mktemp("favouring") / "favouring.ckpt"
-    torch.save({**content, "config": {**content["config"], "offset": {"LV": 0.02}}}, path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def bundle(favouring: Path, phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(lively_model: Path, phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bundle") / "heart"
-    arguments = ["export", str(favouring), str(out), "--format", "bundle", "--images", str(phantom_dataset)]
+    arguments = ["export", str(lively_model), str(out), "--format", "bundle", "--images", str(phantom_dataset)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     return out
 
 
-def test_monai_runs_it(
-    bundle: Path, favouring: Path, lively_model: Path, phantom_dataset: Path, tmp_path: Path
-) -> None:
+def test_monai_runs_it(bundle: Path, lively_model: Path, phantom_dataset: Path, tmp_path: Path) -> None:
     image = phantom_dataset / "imagesTr" / "phantom001_frame01_0000.nii.gz"
     command = [sys.executable, "-m", "monai.bundle", "run", "--config_file", bundle / "configs" / "inference.json"]
     command += ["--bundle_root", bundle, "--dataset_dir", image, "--output_dir", tmp_path / "out"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    expected = load(favouring, device="cpu").predict_file(image, tmp_path / "own.nii.gz")
-    assert (expected != load(lively_model, device="cpu").predict_file(image, tmp_path / "plain.nii.gz")).any()
+    expected = load(lively_model, device="cpu").predict_file(image, tmp_path / "own.nii.gz")
     np.testing.assert_array_equal(read_labels(tmp_path / "out" / "phantom001_frame01.nii.gz")[0], expected)
 
 
 @pytest.mark.parametrize(("format", "library"), [("bundle", "monai"), ("onnx", "onnxscript")])
-def test_a_library_that_is_not_there_is_named_before_the_work(
+def test_a_missing_library_is_named_before_the_export(
     lively_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, library: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     out = tmp_path / ("heart" if format == "bundle" else "heart.onnx")
     done = CliRunner().invoke(app, ["export", str(lively_model), str(out), "--format", format])
     assert isinstance(done.exception, PclmixError)
-    assert str(done.exception) == f"export needs {library}: pip install 'pclmix[export]'"
+    assert library in str(done.exception)
+    assert "pip install '.[export]'" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_it_says_of_itself(bundle: Path) -> None:
+    assert PURPOSE in (bundle / "docs" / "MODEL.md").read_text()
     metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
     for key in ("version", "monai_version", "pytorch_version", "numpy_version", "task", "network_data_format"):
         assert metadata[key]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from pclmix import __version__
-from pclmix.data.volume import read_labels
 from pclmix.export.onnx import export_onnx
-from pclmix.predict import load
+from pclmix.inference import load
+from pclmix.io.volume import read_labels
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "runtime"

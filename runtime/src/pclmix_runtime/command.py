@@ -11,7 +11,7 @@ from pclmix_runtime import __version__, load
 def main() -> None:
     """Run the command; a user's mistake is one message on stderr and exit code 2."""
     from pclmix_runtime.errors import PclmixError
-    from pclmix_runtime.predict.files import predict_files
+    from pclmix_runtime.inference.files import predict_files
 
     parser = argparse.ArgumentParser(
         prog="pclmix-predict",

@@ -1,1 +1,1 @@
-"""Trained models for other programs: ONNX files and MONAI bundles, each executed before it is called done."""
+"""Trained models for other programs: ONNX files and MONAI bundles, each run and compared before it is kept."""

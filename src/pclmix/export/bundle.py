@@ -10,49 +10,49 @@ import torch
 from torch import nn
 
 from pclmix import __version__
-from pclmix.engine.checkpoint import inference_state, open_model
-from pclmix.errors import PclmixError
+from pclmix.errors import PclmixError, load_failure, need_extra
+from pclmix.export.card import checkpoint_card, markdown
 from pclmix.export.compare import compare
-from pclmix.export.needed import require_libraries
 from pclmix.export.samples import find_samples
-from pclmix.files import atomic_folder, read_json, refuse_existing, require_writable, write_json
-from pclmix.labels import Labels
-from pclmix.predict.base import About, Predictor
-from pclmix.predict.model import BATCH, TorchPredictor, load
+from pclmix.inference import load
+from pclmix.inference.predictor import About, Predictor
+from pclmix.inference.torch import BATCH, TorchPredictor
+from pclmix.io.files import atomic_folder, read_json, refuse_existing, require_writable, write_json
+from pclmix.training.checkpoint import Checkpoint, inference_state, open_model
 
 METADATA, INFERENCE, WEIGHTS = "configs/metadata.json", "configs/inference.json", "models/model.pt"
 _README = """# {name}
 
 Segments {classes} in {channels} images; made by pclmix {version}. It needs pclmix, which defines the network, and
-MONAI: pip install 'pclmix[export]'.
+MONAI: pip install '.[export]' in a clone of pclmix.
 
     python -m monai.bundle run --config_file configs/inference.json --bundle_root . \\
         --dataset_dir IMAGES --output_dir PREDICTIONS
 
 IMAGES is a NIfTI file, a folder of them or a dataset. The label maps have the images' own size and header.
+MODEL.md is the model card: training data, scores, limits.
 """
 
 
 def export_bundle(model: Path | str, out: Path | str, *, images: Path | str | None = None) -> dict[str, Any]:
-    """Write MODEL as the folder OUT, run from its own configuration and compared with the original first.
+    """Write MODEL as a MONAI bundle, the folder OUT, after running it and comparing it with the original.
 
-    `images` are what it is compared on, the phantom where none are given. Returns the figures, which are OUT's
-    comparison.json.
+    They are compared on `images`, by default on the phantom. Returns the content of OUT/comparison.json.
     """
     out = Path(out)
     if out.suffix:
         raise PclmixError(f"{out}: a bundle is a folder; give a name without an ending")
     refuse_existing(out)
     require_writable(out)
-    require_libraries("monai")
-    content = open_model(Path(model))
+    need_extra("monai", "export", "exporting a MONAI bundle")
+    checkpoint = open_model(Path(model))
     original = load(model, device="cpu")
     with atomic_folder(out) as folder:
         for name in ("configs", "models", "docs"):
             (folder / name).mkdir()
-        torch.save({name: tensor.clone() for name, tensor in inference_state(content).items()}, folder / WEIGHTS)
+        torch.save({name: tensor.clone() for name, tensor in inference_state(checkpoint).items()}, folder / WEIGHTS)
         write_json(folder / METADATA, describe(original.about))
-        write_json(folder / INFERENCE, inference(content, original.about))
+        write_json(folder / INFERENCE, inference(checkpoint, original.about))
         about = original.about
         text = _README.format(
             name=out.name,
@@ -61,6 +61,8 @@ def export_bundle(model: Path | str, out: Path | str, *, images: Path | str | No
             version=__version__,
         )
         (folder / "docs" / "README.md").write_text(text, encoding="utf-8")
+        card = markdown(checkpoint_card(Path(model), checkpoint), out.name)
+        (folder / "docs" / "MODEL.md").write_text(card, encoding="utf-8")
         samples = find_samples(about, Path(images) if images is not None else None)
         difference = compare(original, _from_config(folder), samples)
         if not difference.acceptable("fp32"):
@@ -71,9 +73,9 @@ def export_bundle(model: Path | str, out: Path | str, *, images: Path | str | No
 
 
 def describe(about: About) -> dict[str, Any]:
-    """metadata.json: what MONAI's tools ask of a bundle, and under `pclmix` what the predictor needs."""
+    """metadata.json: the keys that MONAI's tools require, and under `pclmix` the description of the model."""
     packages = {name: metadata.version(name) for name in ("monai", "torch", "numpy", "nibabel")}
-    height, width = about.size
+    height, width = about.seen
     image = {
         "type": "image",
         "format": "magnitude",
@@ -82,7 +84,7 @@ def describe(about: About) -> dict[str, Any]:
         "spatial_shape": [height, width],
         "dtype": "float32",
         "value_range": [0, 1],
-        "is_patch_data": False,
+        "is_patch_data": about.patch is not None,
         "channel_def": {str(c): name for c, name in enumerate(about.channels)},
     }
     predicted = {
@@ -105,25 +107,14 @@ def describe(about: About) -> dict[str, Any]:
         "copyright": "",
         "intended_use": "research",
         "network_data_format": {"inputs": {"image": image}, "outputs": {"pred": predicted}},
-        "pclmix": {
-            "labels": list(about.labels.names),
-            "ignore": about.labels.ignore,
-            "channels": list(about.channels),
-            "size": list(about.size),
-            "intensity": about.intensity,
-            "identity": about.identity,
-            "temperature": about.temperature,
-            "dataset": about.dataset,
-            "trained_on": list(about.trained_on),
-            "turned": about.turned,
-        },
+        "pclmix": {"identity": about.identity, **about.to_json()},
     }
 
 
-def inference(content: dict[str, Any], about: About) -> dict[str, Any]:
-    """inference.json: the network by its own name and sizes, its weights, and the call that predicts files."""
+def inference(checkpoint: Checkpoint, about: About) -> dict[str, Any]:
+    """inference.json: the network, its weights and the call that predicts files."""
     return {
-        "imports": ["$import torch", "$from pclmix.predict.files import predict_files"],
+        "imports": ["$import torch", "$from pclmix.inference.files import predict_files"],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/images'",
         "output_dir": "$@bundle_root + '/predictions'",
@@ -131,10 +122,9 @@ def inference(content: dict[str, Any], about: About) -> dict[str, Any]:
         "tta": "none",
         "network_def": {
             "_target_": "pclmix.nets.segmenter.build_segmenter",
-            "net": content["config"]["net"],
+            "net": checkpoint.config.net,
             "in_channels": len(about.channels),
             "classes": about.labels.count,
-            "stride_in_1x1": content["config"]["encoder"]["stride_in_1x1"],
         },
         "predictor": {
             "_target_": "pclmix.export.bundle.bundle_predictor",
@@ -147,28 +137,19 @@ def inference(content: dict[str, Any], about: About) -> dict[str, Any]:
 
 
 def bundle_predictor(network: nn.Module, bundle_root: str, device: torch.device | str) -> Predictor:
-    """The predictor of a bundle: its network with its weights, and its metadata. The configuration calls this."""
+    """The predictor of a bundle. The configuration calls this."""
     root, place = Path(bundle_root), torch.device(device)
-    network.load_state_dict(torch.load(root / WEIGHTS, map_location="cpu", weights_only=True))
-    said = read_json(root / METADATA)["pclmix"]
-    height, width = said["size"]
-    about = About(
-        str(root),
-        said["identity"],
-        Labels(tuple(said["labels"]), said["ignore"]),
-        tuple(said["channels"]),
-        (height, width),
-        said["intensity"],
-        said["dataset"],
-        tuple(said["trained_on"]),
-        float(said["temperature"]),
-        turned=bool(said.get("turned", True)),
-    )
+    try:
+        network.load_state_dict(torch.load(root / WEIGHTS, map_location="cpu", weights_only=True))
+    except Exception as error:  # a damaged file raises errors of many types
+        raise PclmixError(f"{root / WEIGHTS} cannot be used ({load_failure(error)}); export again") from error
+    said = read_json(root / METADATA).get("pclmix", {})
+    about = About.from_json(said, str(root), str(said.get("identity", "")))
     return TorchPredictor(about, network, place, bf16=False, batch=BATCH[place.type])
 
 
 def _from_config(folder: Path) -> Predictor:
-    """What MONAI makes of the configuration."""
+    """The predictor that MONAI builds from the configuration."""
     from monai.bundle import ConfigParser
 
     parser = ConfigParser()

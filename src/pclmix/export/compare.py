@@ -1,4 +1,4 @@
-"""How far an export is from the original: measured on real slices, never assumed."""
+"""Compare an exported model with the original on real slices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pclmix.export.samples import Sample
-from pclmix.predict.base import Predictor
+from pclmix.inference.predictor import Predictor
+from pclmix.metrics.functional import overlap
 
 Array = npt.NDArray[Any]
 #: Largest share of pixels whose label may differ, by precision.
@@ -20,7 +21,7 @@ DICE_POINTS = 0.2  #: largest change of the mean Dice, in points, where dense ma
 
 @dataclass(frozen=True)
 class Difference:
-    """Export against original over some slices."""
+    """Differences between export and original over some slices."""
 
     images: tuple[str, ...]
     slices: int
@@ -39,7 +40,7 @@ class Difference:
         return 100 * (self.dice_export - self.dice_original)
 
     def acceptable(self, precision: str) -> bool:
-        """Whether the export may stand for the original."""
+        """Whether the export is close enough to replace the original."""
         if self.dice_change is not None and abs(self.dice_change) > DICE_POINTS:
             return False
         return 1 - self.argmax_agreement <= DISAGREEMENT[precision]
@@ -49,7 +50,7 @@ class Difference:
 
 
 def compare(original: Predictor, export: Predictor, samples: Sequence[Sample]) -> Difference:
-    """Logits and labels of both at the images' own size, an image at a time."""
+    """Compare logits and labels at the images' own size, one image at a time."""
     largest, low, high, same, pixels = 0.0, np.inf, -np.inf, 0, 0
     count = original.about.labels.count
     between, first, second = (np.zeros((2, count)) for _ in range(3))
@@ -77,15 +78,8 @@ def compare(original: Predictor, export: Predictor, samples: Sequence[Sample]) -
     )
 
 
-def overlap(labels: Array, reference: Array, classes: int) -> Array:
-    """(2, K): twice the shared pixels of each class, and the pixels of both."""
-    shared = np.bincount(labels[labels == reference], minlength=classes)[:classes]
-    sizes = np.bincount(labels.ravel(), minlength=classes) + np.bincount(reference.ravel(), minlength=classes)
-    return np.stack([2 * shared, sizes[:classes]])
-
-
 def pooled_dice(counts: Array) -> float:
-    """Mean over the foreground classes that occur; 1 where none does: both are empty, so they agree."""
+    """Mean over the foreground classes that occur; 1 if none does, since both are empty."""
     shared, sizes = counts[:, 1:]
     there = sizes > 0
     return float((shared[there] / sizes[there]).mean()) if there.any() else 1.0

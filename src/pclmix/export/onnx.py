@@ -1,4 +1,4 @@
-"""`pclmix export`: one .onnx file that says what it is, run by onnxruntime and compared with the original first."""
+"""ONNX export: one self-describing file, run by onnxruntime and compared with the original before it is kept."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from pclmix import __version__
-from pclmix.engine.checkpoint import build_net, open_model
-from pclmix.errors import PclmixError
+from pclmix.errors import PclmixError, need_extra
+from pclmix.export.card import Card, checkpoint_card, markdown
 from pclmix.export.compare import Difference, compare
-from pclmix.export.needed import require_libraries
 from pclmix.export.quantise import SCHEMES, quantise, quiet
 from pclmix.export.samples import Sample, find_samples
-from pclmix.files import atomic_path, require_new_file, write_json
-from pclmix.nets.fold import fold_batchnorm
-from pclmix.nets.segmenter import Segmenter
-from pclmix.predict.base import Predictor
-from pclmix.predict.model import load
-from pclmix.predict.onnx import INPUT, OUTPUT, describe, load_onnx
+from pclmix.inference import load
+from pclmix.inference.onnx import INPUT, OUTPUT, describe, load_onnx
+from pclmix.inference.predictor import Predictor
+from pclmix.io.files import atomic_path, require_new_file, write_json
+from pclmix.nets.segmenter import Segmenter, fold_batchnorm
+from pclmix.training.checkpoint import build_net, open_model
 
 ExportPrecision = Literal["fp32", "fp16", "int8"]
 OPSET = 20
@@ -33,7 +32,7 @@ OPSET = 20
 def export_onnx(
     model: Path | str, out: Path | str, *, precision: ExportPrecision = "fp32", images: Path | str | None = None
 ) -> dict[str, Any]:
-    """Write MODEL as OUT (.onnx, weights inside, any batch and size) and the measured figures as OUT's .json.
+    """Write MODEL as OUT (.onnx, weights inside, any batch and size), the measured figures as .json and a card as .md.
 
     `images`, an image, a folder or a dataset, are what the export is compared on (else the phantom) and what int8 is
     calibrated on; half of them are for either. An export that differs too much is not kept: the figures are in the
@@ -42,22 +41,24 @@ def export_onnx(
     model, out = Path(model), Path(out)
     if out.suffix.lower() != ".onnx":
         raise PclmixError(f"{out}: an ONNX file must end in .onnx")
-    figures = out.with_suffix(".json")
-    require_new_file(out)
-    require_new_file(figures)
+    figures, written = out.with_suffix(".json"), out.with_suffix(".md")
+    for path in (out, figures, written):
+        require_new_file(path)
     if precision == "int8" and images is None:
         raise PclmixError("--precision int8 needs --calibration IMAGES: a few images like those it will be used on")
-    require_libraries("onnx", "onnxruntime", "onnxscript")
-    original = load(model, device="cpu")
+    for library in ("onnx", "onnxruntime", "onnxscript"):
+        need_extra(library, "export", "exporting to ONNX")
+    original, checkpoint = load(model, device="cpu"), open_model(model)
+    card = checkpoint_card(model, checkpoint)
     samples = find_samples(original.about, Path(images) if images is not None else None)
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "model.onnx"
-        net = build_net(open_model(model))
+        net = build_net(checkpoint)
         trace(net, plain, len(original.about.channels), half=precision == "fp16")
         if precision == "int8":
-            difference, scheme = _quantised(original, plain, samples)
+            difference, scheme = _quantised(original, plain, samples, card)
         else:
-            _describe(plain, original, precision)
+            _describe(plain, original, precision, card)
             difference, scheme = compare(original, load_onnx(plain, device="cpu"), samples), None
         if not difference.acceptable(precision):
             raise PclmixError(f"the {precision} export differs too much and was not kept: {_shown(difference)}")
@@ -74,6 +75,8 @@ def export_onnx(
         "onnxruntime": metadata.version("onnxruntime"),
     }
     write_json(figures, report)
+    with atomic_path(written) as temporary:
+        temporary.write_text(markdown({**card, "export": {"precision": precision}}, out.stem), encoding="utf-8")
     return report
 
 
@@ -99,7 +102,7 @@ def trace(net: Segmenter, path: Path, channels: int, *, half: bool = False) -> N
 
 
 class _Plain(nn.Module):
-    """Encoder and decoder without the check of sides, which the dynamic shapes state already; float32 at both ends."""
+    """Encoder and decoder without the check of sides, which the dynamic shapes imply; float32 input and output."""
 
     def __init__(self, net: nn.Module, half: bool) -> None:
         super().__init__()
@@ -112,14 +115,14 @@ class _Plain(nn.Module):
         return logits.float()
 
 
-def _quantised(original: Predictor, plain: Path, samples: Sequence[Sample]) -> tuple[Difference, str]:
-    """Replace `plain` by the first int8 scheme that is close enough, judged on images it was not calibrated on."""
+def _quantised(original: Predictor, plain: Path, samples: Sequence[Sample], card: Card) -> tuple[Difference, str]:
+    """Replace `plain` by the first int8 scheme that is close enough on images it was not calibrated on."""
     calibration, held = (samples[::2], samples[1::2]) if len(samples) > 1 else (samples, samples)
     tried: list[tuple[Difference, str]] = []
     for scheme in SCHEMES:
         candidate = plain.with_name("int8.onnx")
         quantise(plain, candidate, scheme, original, calibration)
-        _describe(candidate, original, "int8")
+        _describe(candidate, original, "int8", card)
         tried.append((compare(original, load_onnx(candidate, device="cpu"), held), scheme.name))
         if tried[-1][0].acceptable("int8"):
             os.replace(candidate, plain)
@@ -127,8 +130,8 @@ def _quantised(original: Predictor, plain: Path, samples: Sequence[Sample]) -> t
     return max(tried, key=lambda pair: pair[0].argmax_agreement)
 
 
-def _describe(path: Path, original: Predictor, precision: str) -> None:
-    """Put what the model is into the file, and take out what the exporter noted of this machine's source files."""
+def _describe(path: Path, original: Predictor, precision: str, card: Card) -> None:
+    """Write the metadata, and remove the exporter's notes, which name source files of this machine."""
     import onnx
 
     content = onnx.load(str(path))
@@ -139,7 +142,7 @@ def _describe(path: Path, original: Predictor, precision: str) -> None:
             entry.ClearField("doc_string")
     graph.ClearField("metadata_props")
     content.ClearField("metadata_props")
-    onnx.helper.set_model_props(content, describe(original.about, __version__, precision))
+    onnx.helper.set_model_props(content, describe(original.about, __version__, precision, card))
     content.producer_name, content.producer_version = "pclmix", __version__
     onnx.checker.check_model(content, full_check=True)
     onnx.save(content, str(path))

@@ -1,4 +1,4 @@
-"""Static int8: convolutions on 8-bit numbers, their ranges measured on a user's own images.
+"""Static int8 quantisation, calibrated on the user's own images.
 
 Weights are signed and scaled per channel, activations unsigned: the pair that VNNI multiplies.
 """
@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from pclmix.data.patches import windows
 from pclmix.export.samples import Sample
-from pclmix.predict.base import Predictor
-from pclmix.predict.onnx import INPUT, OUTPUT
+from pclmix.inference.onnx import INPUT, OUTPUT
+from pclmix.inference.predictor import Predictor
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How ranges are measured, and which parts stay in float32 for the sake of accuracy."""
+    """How activation ranges are measured, and which convolutions stay in float32 for accuracy."""
 
     name: str
     percentile: float | None  #: None: lowest and highest value seen
@@ -41,7 +42,7 @@ SCHEMES = (
 
 
 def quantise(source: Path, target: Path, scheme: Scheme, predictor: Predictor, samples: Sequence[Sample]) -> None:
-    """Write the float32 model `source` as int8, its ranges those of `samples`."""
+    """Quantise the float32 model `source` to int8, calibrated on `samples`."""
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -79,7 +80,7 @@ def last_convolutions(graph: Any, count: int) -> list[str]:
 
 
 class _Reader:
-    """Hands the prepared slices to onnxruntime's calibration, one at a time."""
+    """Calibration data reader: prepared slices, one at a time."""
 
     def __init__(self, predictor: Predictor, samples: Sequence[Sample]) -> None:
         self.slices = self._each(predictor, samples)
@@ -87,8 +88,11 @@ class _Reader:
     @staticmethod
     def _each(predictor: Predictor, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
         for sample in samples:
-            for batch in predictor.batches(predictor.as_image(sample.image)):
-                yield from ({INPUT: np.ascontiguousarray(one[None])} for one in batch)
+            for batch in predictor.batches(sample.image):
+                h, w = predictor.about.seen
+                for top, left in windows((batch.shape[2], batch.shape[3]), (h, w)):
+                    for one in batch[..., top : top + h, left : left + w]:
+                        yield {INPUT: np.ascontiguousarray(one[None])}
 
     def get_next(self) -> dict[str, Any] | None:
         return next(self.slices, None)
@@ -96,7 +100,7 @@ class _Reader:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The exporters of torch and onnxruntime print and log advice that is not a user's business."""
+    """Silence what the exporters of torch and onnxruntime print and log."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pclmix.data.dataset import Dataset
-from pclmix.data.phantom import make_phantom
-from pclmix.predict.base import About
-from pclmix.predict.inputs import find_jobs, read_images
+from pclmix.inference.inputs import find_jobs, read_images
+from pclmix.inference.predictor import About
+from pclmix.synth.phantom import make_phantom
 
 SLICES = 12  #: of one volume at most, evenly spread
 
@@ -29,7 +29,7 @@ class Sample:
 
 
 def find_samples(about: About, source: Path | None, count: int = 16) -> list[Sample]:
-    """`count` images of `source` (an image, a folder or a dataset), or of the phantom where none is given.
+    """`count` images of `source` (an image, a folder or a dataset), by default of the phantom.
 
     Of the dataset a model was trained on only its training cases are taken: nothing is chosen on a test fold.
     """
