@@ -1,0 +1,1 @@
+"""Studies that train several times: cross-validation, ablation, sweep, demo."""

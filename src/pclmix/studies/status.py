@@ -1,0 +1,209 @@
+"""How far a study is: read from its folder alone, by the command that runs it or from any other shell."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from pclmix.config import planned_steps
+from pclmix.errors import PclmixError
+from pclmix.io.files import read_json
+from pclmix.studies.plan import EVALUATION, Run, Study
+from pclmix.studies.record import Record, is_done, read_record
+from pclmix.training.log import METRICS, read_config
+
+SILENT = 60.0  #: seconds without a sign of life after which a run is no longer called running
+ORDER = ("running", "silent", "failed", "interrupted", "finished", "waiting")
+_COLOURS = {"running": "green", "silent": "yellow", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
+
+
+@dataclass(frozen=True)
+class State:
+    """One run at one moment."""
+
+    run: Run
+    status: str  #: one of ORDER
+    node: str = ""
+    step: int = 0
+    share: float = 0.0  #: of its steps or seconds
+    left: float | None = None  #: seconds, where they can be estimated
+    best: str = ""  #: Dice of a finished run; of another the best validation recall or the lowest loss
+    dice: float | None = None
+    took: float | None = None  #: seconds of the last attempt of a finished run
+    reason: str = ""
+
+
+class Follower:
+    """The state of one run, reading only what was added since the last time."""
+
+    def __init__(self, study: Study, run: Run) -> None:
+        self.run, self.folder = run, study.place(run)
+        self._offset, self._step, self._round = 0, 0, 1
+        self._lowest: dict[str, float] = {}
+        self._budget: tuple[int, float | None] | None = None
+        self._ended: State | None = None
+
+    def state(self) -> State:
+        if self._ended is not None:
+            return self._ended
+        record = read_record(self.folder)
+        if is_done(self.folder):
+            self._ended = self._finished(record)
+            return self._ended
+        if record is None:
+            return State(self.run, "waiting")
+        self._read_metrics()
+        now = time.time()
+        status = "silent" if record.status == "running" and now - record.seen > SILENT else record.status
+        share = self._share(record)
+        node = f"{record.node} {record.address}".strip()
+        left = self._left(record, share) if status == "running" else None
+        return State(self.run, status, node, self._step, share, left, self._best(), reason=record.reason)
+
+    def _finished(self, record: Record | None) -> State:
+        self._read_metrics()
+        dice = None
+        with suppress(PclmixError, KeyError, TypeError):
+            dice = float(read_json(self.folder / EVALUATION)["mean"]["Dice"])
+        node = f"{record.node} {record.address}".strip() if record is not None else ""
+        took = record.seen - record.started if record is not None else None
+        best = "" if dice is None else f"Dice {100 * dice:.1f} %"
+        return State(self.run, "finished", node, self._step, 1.0, None, best, dice, took)
+
+    def _read_metrics(self) -> None:
+        path = self.folder / METRICS
+        with suppress(OSError):
+            if path.stat().st_size < self._offset:  # a resumed run cut it back to its checkpoint
+                self._offset, self._lowest = 0, {}
+            with path.open("rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+            whole = added[: added.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            for text in whole.splitlines():
+                with suppress(json.JSONDecodeError):
+                    self._note(json.loads(text))
+
+    def _note(self, line: dict[str, float]) -> None:
+        self._step = int(line["step"])
+        if line.get("round", 1) != self._round:  # its loss is another one
+            self._round, self._lowest = int(line["round"]), {}
+        for name, sign in (("loss", 1.0), ("validation/recall", -1.0)):
+            if name in line:
+                self._lowest[name] = min(self._lowest.get(name, float("inf")), sign * line[name])
+
+    def _best(self) -> str:
+        if "validation/recall" in self._lowest:
+            return f"recall {-100 * self._lowest['validation/recall']:.1f} %"
+        return f"loss {self._lowest['loss']:.3f}" if "loss" in self._lowest else ""
+
+    def _share(self, record: Record) -> float:
+        if self._budget is None:
+            with suppress(PclmixError, KeyError):
+                config = read_config(self.folder) or {}
+                self._budget = (planned_steps(config), config["engine"]["seconds"])
+        if self._budget is None:
+            return 0.0
+        steps, seconds = self._budget
+        if seconds is not None:
+            return min(1.0, (record.seen - record.started) / seconds)
+        return min(1.0, self._step / steps)
+
+    def _left(self, record: Record, share: float) -> float | None:
+        if self._budget is None:
+            return None
+        if self._budget[1] is not None:
+            return max(0.0, self._budget[1] - (time.time() - record.started))
+        done = share - record.from_step / self._budget[0]
+        return None if done <= 0 else (1 - share) * (time.time() - record.started) / done
+
+
+def read_states(study: Study) -> list[State]:
+    return [Follower(study, run).state() for run in study.runs]
+
+
+def render(states: Sequence[State], title: str, rows: int | None = None) -> Table:
+    """The table of a study; with many runs those that run come first, and at most `rows` are shown."""
+    counts = Counter(state.status for state in states)
+    said = ", ".join(f"{counts[status]} {status}" for status in ORDER if counts[status])
+    caption = [f"{len(states)} runs: {said}"]
+    scored = [state for state in states if state.dice is not None]
+    if scored:
+        best = max(scored, key=lambda state: state.dice or 0.0)
+        caption.append(f"best so far: {best.run.name}, {best.best}")
+    left = time_left(states)
+    if left is not None:
+        caption.append(f"about {duration(left)} left")
+    table = Table(title=title, caption="; ".join(caption), box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in ("run", "status", "node"):
+        table.add_column(heading)
+    for heading in ("step", "left"):
+        table.add_column(heading, justify="right")
+    table.add_column("best so far")
+    shown = list(states) if rows is None else sorted(states, key=lambda state: ORDER.index(state.status))[:rows]
+    for state in shown:
+        colour = _COLOURS.get(state.status, "")
+        status = f"[{colour}]{state.status}[/]" if colour else state.status
+        step = f"{state.step} ({state.share:.0%})" if state.step else ""
+        table.add_row(
+            state.run.name, status, state.node, step, "" if state.left is None else duration(state.left), state.best
+        )
+    return table
+
+
+def time_left(states: Sequence[State]) -> float | None:
+    """Seconds until all are finished, if the waiting ones take as long as those that are finished."""
+    took = [state.took for state in states if state.took]
+    running = [state.left for state in states if state.left is not None]
+    waiting = sum(state.status == "waiting" for state in states)
+    if not running or (waiting and not took):
+        return None
+    return max(running) + (waiting * sum(took) / len(took) / len(running) if waiting else 0.0)
+
+
+def duration(seconds: float) -> str:
+    """`0:03:20`, `2 days, 1:00:00`."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+class LiveTable:
+    """The table, kept up to date on a terminal; elsewhere the lines that the executor prints are all."""
+
+    EVERY = 1.0  #: seconds between two looks
+
+    def __init__(self, study: Study, runs: Sequence[Run], console: Console) -> None:
+        self.study, self.console = study, console
+        self._followers = {run: Follower(study, run) for run in runs}
+        self._states = {run: State(run, "waiting") for run in runs}
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> LiveTable:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, queued: Collection[Run]) -> None:
+        """Look at the runs that are `queued` or were the last time; the others cannot have changed."""
+        if self._live is None:
+            return
+        moving = [run for run, state in self._states.items() if run in queued or state.status in ("running", "silent")]
+        self._states.update({run: self._followers[run].state() for run in moving})
+        rows = max(5, self.console.height - 8)
+        self._live.update(render(list(self._states.values()), str(self.study.folder), rows), refresh=True)

@@ -1,0 +1,163 @@
+"""What is done for one run, in this process or on a node: train one fold, predict and score its test cases."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from pclmix.cluster.carry import Courier
+from pclmix.data.dataset import Dataset
+from pclmix.errors import PclmixError
+from pclmix.inference.checkpoint import load
+from pclmix.inference.files import RECORD, predict_files
+from pclmix.io.files import read_json, write_json
+from pclmix.metrics import evaluate
+from pclmix.report.training import draw_run
+from pclmix.studies.plan import CASES, EVALUATION, PREDICTIONS, Run, Study
+from pclmix.studies.record import Record, beating, is_done, new_record, read_record, write_record
+from pclmix.training.log import write_status
+from pclmix.training.request import TrainRequest
+from pclmix.training.start import run_training
+
+LOG = "console.log"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run of a study and the means to do it with."""
+
+    study: Study
+    run: Run
+    device: str = "auto"
+    devices: int = 1
+    cores: int | None = None  #: threads of torch; None leaves them as they are
+    attempt: int = 1
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder in the study, as its driver sees it."""
+        return self.study.place(self.run)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where an order's files lie for the process that does it, and how they get back to the study."""
+
+    dataset: Path
+    folder: Path
+    address: str = ""
+    carried: bool = False  #: the dataset was brought here
+    courier: Courier | None = None  #: brings the run's files back, where the study's folder cannot be written from here
+
+
+def perform(order: Order, places: Places, console: Console) -> Record:
+    """Do one run and return its record. Nothing that is wrong with the run itself is raised; Ctrl-C is."""
+    import torch
+
+    if is_done(places.folder) and (known := read_record(places.folder)) is not None:
+        return known
+    if order.cores is not None:
+        torch.set_num_threads(order.cores)
+    record = new_record(
+        places.folder,
+        device=_device_name(order.device),
+        threads=torch.get_num_threads(),
+        address=places.address,
+        attempt=order.attempt,
+    )
+    record = replace(record, dataset="carried to the node" if places.carried else "read in place")
+    carry = places.courier.carry if places.courier is not None else _nothing
+    with beating(places.folder, record, carry):
+        record = _ended(order, places, record, console)
+    record = replace(record, seen=time.time())
+    write_record(places.folder, record)
+    return record
+
+
+def _nothing() -> None:
+    return
+
+
+def _ended(order: Order, places: Places, record: Record, console: Console) -> Record:
+    try:
+        if not _train(order, places, console):
+            return replace(record, status="interrupted")
+        return replace(record, status="finished", scored=_score(order, places, console))
+    except PclmixError as error:
+        return replace(record, status="failed", reason=str(error))
+    except KeyboardInterrupt:
+        write_record(places.folder, replace(record, status="interrupted"))
+        raise
+    except Exception as error:  # the other runs of the study go on
+        console.print(traceback.format_exc(), highlight=False, markup=False, soft_wrap=True)
+        return replace(record, status="failed", reason=f"{type(error).__name__}: {str(error).strip()[:300]}")
+
+
+def _train(order: Order, places: Places, console: Console) -> bool:
+    """True when finished, False when interrupted."""
+    settings = order.run.settings
+    request = TrainRequest(
+        places.dataset,
+        places.folder,
+        method=settings.method,
+        recipe=settings.recipe,
+        overrides=settings.overrides,
+        fold=order.run.fold,
+        resume=True,
+        expect_run=False,
+        device=order.device,
+        devices=order.devices,
+    )
+    finished = run_training(request, console)
+    if finished:
+        draw_run(places.folder)
+    return finished
+
+
+def _score(order: Order, places: Places, console: Console) -> bool:
+    """Predict the test cases; score those that have dense masks, False where none has."""
+    settings, fold, folder = order.run.settings, order.run.fold, places.folder
+    component = settings.largest_component
+    outcome = predict_files(
+        load(folder, device=order.device),
+        places.dataset,
+        folder / PREDICTIONS,
+        fold=fold,
+        tta=settings.tta,
+        largest_component=component,
+    )
+    outcome.require_good()
+    _name_places(order, places)
+    data = Dataset.open(places.dataset)
+    if not any(data.has_reference(case) for case in data.fold(fold).test):
+        console.print(f"{order.run.name}: no test case has a dense mask, so it is not scored", highlight=False)
+        return False
+    summary = evaluate(folder / PREDICTIONS, places.dataset, fold=fold, largest_component=component)
+    summary = replace(summary, prediction=str(order.folder / PREDICTIONS), reference=str(order.study.dataset))
+    summary.write_csv(folder / CASES)
+    summary.write_json(folder / EVALUATION)
+    return True
+
+
+def _name_places(order: Order, places: Places) -> None:
+    """Files of a run name the study's folders, not those of the node that happened to do it."""
+    if places.folder != order.folder or places.dataset != order.study.dataset:
+        write_status(places.folder, dataset=str(order.study.dataset))
+        path = places.folder / PREDICTIONS / RECORD
+        write_json(path, {**read_json(path), "model": str(order.folder)})
+
+
+def _device_name(device: str) -> str:
+    from pclmix.nets.device import device_kind
+
+    if device_kind(device) == "cpu":
+        return "cpu"
+    import torch
+
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return torch.cuda.get_device_name() + (f" (CUDA_VISIBLE_DEVICES={shown})" if shown else "")

@@ -1,0 +1,101 @@
+"""What is asked of a cluster, and what is refused before anything connects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pclmix.cluster.engine import Cluster, ClusterOptions, Node, Resources, connect
+from pclmix.errors import PclmixError
+
+
+def nodes(*sizes: tuple[float, float]) -> Any:
+    """As ray.nodes() gives them: cores and GPUs of each."""
+
+    class Fake:
+        @staticmethod
+        def nodes() -> list[dict[str, Any]]:
+            return [
+                {
+                    "NodeID": str(k),
+                    "NodeManagerHostname": f"host{k}",
+                    "NodeManagerAddress": f"10.0.0.{k}",
+                    "Resources": {"CPU": cores, **({"GPU": gpus} if gpus else {})},
+                    "Alive": True,
+                }
+                for k, (cores, gpus) in enumerate(sizes)
+            ]
+
+    return Fake
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "slots"), [(1, 0.0, 8), (3, 0.0, 2), (1, 1.0, 2), (1, 0.25, 8), (1, 0.1, 8), (1, 3.0, 0)]
+)
+def test_slots_of_a_node(cores: int, gpus: float, slots: int) -> None:
+    assert Node("1", "host", "10.0.0.1", 8.0, 2.0).slots(Resources(cores, gpus)) == slots
+
+
+def test_a_run_takes_a_gpu_where_there_is_one() -> None:
+    with_gpus, without = Cluster(nodes((8, 0), (8, 4))), Cluster(nodes((8, 0)))
+    assert with_gpus.resources(ClusterOptions("auto"), "auto") == Resources(1, 1.0)
+    assert with_gpus.resources(ClusterOptions("auto"), "auto", 4) == Resources(1, 4.0)
+    assert with_gpus.resources(ClusterOptions("auto", 2, 0.5), "cuda") == Resources(2, 0.5)
+    assert with_gpus.resources(ClusterOptions("auto"), "cpu") == Resources(1, 0.0)
+    assert without.resources(ClusterOptions("auto"), "auto") == Resources(1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "named"),
+    [
+        (ClusterOptions("auto"), "cuda", "--device cuda"),
+        (ClusterOptions("auto", gpus=1), "cpu", "--gpus 1"),
+        (ClusterOptions("auto", cores=9), "auto", "host0 (10.0.0.0)"),
+        (ClusterOptions("auto", gpus=2), "auto", "2 GPU(s)"),
+    ],
+)
+def test_what_no_node_has_is_refused(options: ClusterOptions, device: str, named: str) -> None:
+    with pytest.raises(PclmixError) as caught:
+        Cluster(nodes((8, 0))).resources(options, device)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"cores": 0}, {"gpus": 1.5, "address": "auto"}, {"gpus": 1.0}, {"gpus": -1.0}])
+def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(PclmixError):
+        ClusterOptions(**given)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":6379", "host:port", "ray://host:10001", "http://h:1"])
+def test_an_address_is_never_guessed(address: str) -> None:
+    with pytest.raises(PclmixError, match="--cluster"), connect(address):
+        pass
+
+
+def test_without_ray_the_message_names_the_extra(
+    phantom_dataset: Path, tmp_path: Path, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_AUTH_MODE"):
+        monkeypatch.setenv(name, "")  # set by connecting: restored after the test
+    result = run("crossval", phantom_dataset, "--out", tmp_path / "cv", "--recipe", "tiny", "--cluster", "local")
+    assert result.code == 2
+    assert "'cluster'" in result.err
+    assert "ray" in result.err
+
+
+def test_without_cluster_nothing_of_ray_is_imported(phantom_dataset: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom pclmix.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('ray' in sys.modules, file=sys.stderr)"
+    )
+    words = ["crossval", phantom_dataset, "--out", tmp_path / "cv", "--folds", "1", "--method", "pce"]
+    words += ["--recipe", "tiny", "--iterations", "1", "--device", "cpu"]
+    done = subprocess.run([sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, check=True)
+    assert (tmp_path / "cv" / "fold1" / "evaluation.json").is_file()
+    assert done.stderr.splitlines()[-1] == "False"
