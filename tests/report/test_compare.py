@@ -1,24 +1,25 @@
+"""`pclmix compare`: every format, nnU-Net's files, ranks, tests and figures."""
+
 import csv
 import json
 import math
+import re
 import sys
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from pclmix.cli import main
 from pclmix.data.dataset import write_dataset_json, write_splits
 from pclmix.data.splits import Split
-from pclmix.data.volume import Geometry, write_labels, write_map
 from pclmix.errors import PclmixError
-from pclmix.evaluate import evaluate
+from pclmix.io.volume import Geometry, write_labels, write_map
 from pclmix.labels import Labels
+from pclmix.metrics import evaluate
 from pclmix.report import tables
 from pclmix.report.compare import compare
-from pclmix.report.figures import median_case
+from pclmix.report.qualitative import median_case
 from pclmix.report.runs import read_runs
-from pclmix.report.significance import case_values, holm, paired_test
 
 SHAPE, SPACING = (3, 28, 26), (8.0, 1.5, 1.25)
 CASES = tuple(f"p{i}_{frame}" for i in range(1, 6) for frame in ("ED", "ES"))
@@ -85,7 +86,7 @@ def nnunet(path, summary):
     path.write_text(json.dumps({"foreground_mean": {}, "mean": {}, "metric_per_case": entries}))
 
 
-def test_the_command_writes_every_format(root, monkeypatch, capsys):
+def test_writes_every_format(root, monkeypatch, capsys):
     out, runs = root / "out", root / "runs"
     code = run(
         monkeypatch, "compare", f"Ours={runs / 'good'}", runs / "fair" / "evaluation.json", runs / "poor" / "cases.csv",
@@ -106,7 +107,7 @@ def test_the_command_writes_every_format(root, monkeypatch, capsys):
     assert "<u>" in lines[3]
     assert "‡" in lines[3] or "†" in lines[3]
     assert "<u>" not in lines[4]
-    assert "poor: 1 empty prediction of" in text
+    assert any("poor" in line and "1" in line for line in lines[5:])  # a note on its empty prediction
     rows = list(csv.DictReader((out / "table.csv").open()))
     summary = evaluate(runs / "fair", root / "data")
     assert float(rows[1]["RV Dice"]) == pytest.approx(100 * summary.of_class("RV", "Dice").mean, abs=1e-3)
@@ -116,14 +117,15 @@ def test_the_command_writes_every_format(root, monkeypatch, capsys):
     assert r"\underline{" in latex
     assert latex.count("{") == latex.count("}")
     page = (out / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("<svg") == 2
     assert "http" not in page
+    assert all(address.startswith(("#", "data:image/")) for address in re.findall(r'(?:src|href)="([^"]*)', page))
     content = json.loads((out / "compare.json").read_text())
     assert content["median_case"] in CASES
     assert content["rows"]["poor"]["columns"]["RV"]["HD95"]["nan"] == 1
     assert content["rows"]["poor"]["columns"]["RV"]["HD95_50"]["nan"] == 0
     assert run(monkeypatch, "compare", runs / "good", "--out", out) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert str(out) in capsys.readouterr().err
 
 
 def test_nnunet_summary_and_prediction_folders(root, monkeypatch):
@@ -155,70 +157,70 @@ def test_nnunet_empty_masks_and_bad_files(tmp_path):
     assert (case.case, case.classes["1"].status, case.classes["2"].status) == ("c1", "empty prediction", "absent")
     assert case.classes["3"].status == "absent"
     path.write_text(json.dumps({"metric_per_case": [{"metrics": {"(1, 2)": rows["1"]}, "prediction_file": "c"}]}))
-    with pytest.raises(PclmixError, match="region"):
+    with pytest.raises(PclmixError, match=r"\(1, 2\)"):
         read_runs([str(path)])
     path.write_text(json.dumps({"metric_per_case": [{"metrics": {"1": {}}, "prediction_file": "c"}]}))
-    with pytest.raises(PclmixError, match="nnU-Net v2"):
+    with pytest.raises(PclmixError, match=re.escape(str(path))):
         read_runs([str(path)])
     path.write_text(json.dumps({"something": "else"}))
-    with pytest.raises(PclmixError, match="not an evaluation"):
+    with pytest.raises(PclmixError, match=re.escape(str(path))):
         read_runs([str(path)])
 
 
-def test_names_and_what_is_refused(root, monkeypatch, capsys):
+def test_refuses_equal_names_missing_files_and_other_classes(root, monkeypatch, capsys):
     good = root / "runs" / "good"
     assert [r.name for r in read_runs([str(good), f"a={good}", str(root / "runs" / "fair" / "cases.csv")])] == [
         "good",
         "a",
         "fair",
     ]
-    with pytest.raises(PclmixError, match="two runs are called 'good'"):
+    with pytest.raises(PclmixError, match="good"):
         read_runs([str(good), str(good / "evaluation.json")])
-    with pytest.raises(PclmixError, match="does not exist"):
+    with pytest.raises(PclmixError, match="nowhere"):
         read_runs([str(root / "nowhere")])
     assert run(monkeypatch, "compare", good / "predictions", "--out", root / "o") == 2
     assert "--reference" in capsys.readouterr().err
     assert not (root / "o").exists()
     assert run(monkeypatch, "compare", good, "--out", root / "o", "--against", "goood") == 2
-    assert "Did you mean 'good'" in capsys.readouterr().err
+    assert "'good'" in capsys.readouterr().err
     other = json.loads((good / "evaluation.json").read_text().replace('"RV"', '"Spleen"'))
     (root / "other.json").write_text(json.dumps(other))
     with pytest.raises(PclmixError, match="Spleen"):
         read_runs([str(good), str(root / "other.json")])
 
 
-def test_a_folder_with_any_one_evaluation_is_read(root):
+def test_folder_with_one_evaluation_of_any_name(root):
     folder = root / "mine"
     folder.mkdir()
     (root / "runs" / "good" / "evaluation.json").rename(folder / "tuesday.json")
     (folder / "config.json").write_text("{}")
     assert read_runs([str(folder)])[0].name == "mine"
     (folder / "wednesday.json").write_text((folder / "tuesday.json").read_text())
-    with pytest.raises(PclmixError, match="several evaluations"):
+    with pytest.raises(PclmixError, match=r"mine.*tuesday.*wednesday"):
         read_runs([str(folder)])
 
 
-def test_predictions_are_scored_when_there_is_a_reference(root):
+def test_scores_predictions_with_a_reference(root):
     runs = read_runs([str(root / "runs" / "fair" / "predictions")], root / "data", fold=1)
     assert runs[0].name == "fair"
     assert runs[0].summary.values("Dice") == pytest.approx(evaluate(root / "runs/fair", root / "data").values("Dice"))
 
 
-def test_ranks_go_by_what_is_printed():
+def test_ranks_by_printed_values():
     assert tables._ranks({"a": 88.24, "b": 88.21, "c": 80.0, "d": 70.0}, largest=True) == {"a": 1, "b": 1, "c": 2}
     assert tables._ranks({"a": 5.0, "b": math.nan, "c": 4.0}, largest=False) == {"c": 1, "a": 2}
     assert tables._ranks({"a": 5.0}, largest=True) == {}
 
 
-def test_rows_over_different_cases_are_pointed_out(root):
+def test_note_on_rows_over_different_cases(root):
     runs = read_runs([str(root / "runs" / "good"), str(root / "runs" / "fair")])
     fewer = runs[1].summary.cases[:-1]
     object.__setattr__(runs[1].summary, "cases", fewer)
     table = tables.build(runs, against="good")
-    assert any("different cases (good 10, fair 9)" in note for note in table.notes)
+    assert any("good 10" in note and "fair 9" in note for note in table.notes)
 
 
-def test_without_a_chosen_row_nothing_is_tested(root):
+def test_no_tests_without_a_chosen_row(root):
     runs = read_runs([str(root / "runs" / "good"), str(root / "runs" / "fair")])
     table = tables.build(runs, against=None)
     assert all(math.isnan(cell.p) for row in table.cells.values() for cells in row.values() for cell in cells.values())
@@ -226,37 +228,21 @@ def test_without_a_chosen_row_nothing_is_tested(root):
     assert table.cells["good"]["Avg"]["Dice"].rank == 1
 
 
-def test_the_paired_test_is_wilcoxon_on_shared_cases():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(0.3, 1, 20), rng.normal(0, 1, 20)
-    first = {f"c{i}": v for i, v in enumerate(a)} | {"alone": 9.0, "nan": math.nan}
-    second = {f"c{i}": v for i, v in enumerate(b)} | {"nan": 1.0}
-    assert paired_test(first, second) == pytest.approx(stats.wilcoxon(a, b).pvalue)
-    assert paired_test(first, first) == 1
-    assert math.isnan(paired_test(first, {"other": 1.0}))
-
-
-def test_holm_by_hand():
-    assert holm([0.01, math.nan, 0.04, 0.03]) == pytest.approx([0.03, math.nan, 0.06, 0.06], nan_ok=True)
-    assert holm([0.9, 0.8]) == [1, 1]
-    assert holm([]) == []
-
-
-def test_the_median_case_is_the_middle_one(root):
+def test_median_case(root):
     good = read_runs([str(root / "runs" / "fair")])[0]
-    values = case_values(good.summary, "Avg", "Dice")
+    values = good.summary.by_case("Avg", "Dice")
     order = sorted(values, key=lambda case: (values[case], case))
     assert median_case(good, set(CASES)) == order[4]
     assert median_case(good, {order[7]}) == order[7]
-    with pytest.raises(PclmixError, match="no case"):
+    with pytest.raises(PclmixError, match="fair"):
         median_case(good, set())
 
 
-def test_a_qualitative_figure_needs_predictions(root):
+def test_qualitative_figure_needs_predictions(root):
     for file in (root / "runs" / "good" / "predictions").iterdir():
         file.unlink()
     runs = read_runs([f"scores={root / 'runs' / 'good' / 'cases.csv'}"])
-    with pytest.raises(PclmixError, match="not at hand"):
+    with pytest.raises(PclmixError, match="scores"):
         compare(runs, root / "out", dataset=root / "data")
     assert not (root / "out").exists()
     compare(runs, root / "out")

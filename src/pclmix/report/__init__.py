@@ -1,1 +1,1 @@
-"""Tables, figures and pages that say how runs compare."""
+"""Comparison of runs: tables, figures, pages."""

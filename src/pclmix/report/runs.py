@@ -1,4 +1,4 @@
-"""What stands in a row of a comparison: an evaluation of ours or nnU-Net's, or predictions to score."""
+"""The rows of a comparison: evaluations of pclmix or nnU-Net, or predictions to score."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pclmix.data.volume import ending_of, stem_of
 from pclmix.errors import PclmixError
-from pclmix.evaluate import Summary, evaluate, read_summary
-from pclmix.evaluate.metrics import NAN, Scores, Status
-from pclmix.evaluate.run import Progress
-from pclmix.evaluate.summary import CaseScores, from_json
-from pclmix.files import read_json
+from pclmix.io.files import read_json
+from pclmix.io.volume import ending_of, stem_of
+from pclmix.metrics import Summary, evaluate, read_summary
+from pclmix.metrics.functional import NAN, Scores, Status
+from pclmix.metrics.run import Progress
+from pclmix.metrics.summary import CaseScores, from_json
 
-#: Names of files that say less than the folder they are in.
+#: File names that are less telling than the name of their folder.
 _PLAIN_NAMES = ("evaluation", "summary", "cases", "predictions", "scores")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One row: `predictions` is the folder of label maps behind the scores, where it is known and still there."""
+    """One row. `predictions` is the folder of the scored label maps, where it still exists."""
 
     name: str
     summary: Summary
@@ -33,7 +33,7 @@ class Run:
 def read_runs(
     specs: Sequence[str], reference: Path | None = None, *, fold: int | None = None, progress: Progress | None = None
 ) -> list[Run]:
-    """Read `NAME=PATH` or `PATH` each; classes must agree, and numbered classes take the names others give them."""
+    """Read `NAME=PATH` or `PATH` specs. Classes must agree; numbered classes take the names of a run that has names."""
     named = [_split(spec) for spec in specs]
     names = [name for name, _ in named]
     for name in names:
@@ -43,7 +43,7 @@ def read_runs(
 
 
 def read_nnunet(content: Any, where: Path) -> Summary:
-    """nnU-Net v2's summary.json: Dice per case and class. It has no distances, so those are NaN."""
+    """Read a summary.json of nnU-Net v2: Dice per case and class. It has no distances, so these are NaN."""
     try:
         cases = []
         for entry in content["metric_per_case"]:
@@ -65,7 +65,7 @@ def _label(key: str, where: Path) -> int:
 
 
 def _nnunet_scores(row: Any) -> Scores:
-    dice = NAN if row["Dice"] is None else float(row["Dice"])  # some writers put null for NaN
+    dice = NAN if row["Dice"] is None else float(row["Dice"])  # some writers use null for NaN
     predicted, present = row.get("n_pred", 1), row.get("n_ref", 1)
     status: Status = "scored"
     if math.isnan(dice) or not (predicted or present):
@@ -107,12 +107,12 @@ def _read(name: str, path: Path, reference: Path | None, fold: int | None, progr
 
 
 def _source(path: Path, reference: Path | None) -> Path | None:
-    """The file that holds the scores; None where predictions are to be scored."""
+    """The file with the scores; None where predictions must be scored first."""
     if path.is_file():
         return path if path.suffix in (".json", ".csv") else None
     has_maps = any(ending_of(file) for file in path.iterdir())
     for known in ("evaluation.json", "summary.json", "cases.csv"):
-        # nnU-Net's own summary lacks distances: where its predictions can be scored, that says more.
+        # nnU-Net's summary has no distances: prefer scoring its predictions where a reference is given.
         if (path / known).is_file() and not (known == "summary.json" and has_maps and reference is not None):
             return path / known
     ours = [file for file in sorted(path.glob("*.json")) if _is_evaluation(read_json(file))]

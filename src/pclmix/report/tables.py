@@ -1,9 +1,8 @@
-"""The table of a comparison, once as numbers, then as Markdown, CSV, LaTeX and HTML."""
+"""The table of a comparison as numbers, and as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -11,9 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pclmix.errors import PclmixError, nearest
-from pclmix.evaluate import Statistic
+from pclmix.io.volume import Unit
+from pclmix.metrics import Statistic
+from pclmix.metrics.comparison import holm, wilcoxon
+from pclmix.metrics.summary import AVERAGE
 from pclmix.report.runs import Run
-from pclmix.report.significance import AVERAGE, case_values, holm, paired_test
 
 Empty = Literal["50", "nan"]
 MARKS = ((0.01, "‡"), (0.05, "†"))
@@ -21,12 +22,12 @@ MARKS = ((0.01, "‡"), (0.05, "†"))
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean and sd as printed (Dice in percent), the rank among the ranked rows, and p against the chosen row."""
+    """Mean and sd (Dice is printed in percent), the rank among the ranked rows, and p against the chosen row."""
 
     statistic: Statistic
     scale: float
     rank: int | None
-    p: float  #: corrected by Holm over the rows and columns of one measure; NaN in the chosen row
+    p: float  #: Holm-corrected over the rows and columns of one measure; NaN in the chosen row
 
     @property
     def text(self) -> str:
@@ -48,10 +49,15 @@ class Table:
     cells: dict[str, dict[str, dict[str, Cell]]]
     counts: dict[str, int]
     notes: tuple[str, ...]
+    unit: Unit = "mm"  #: of HD95
+
+    def line(self, row: str) -> list[Cell]:
+        """The cells of a row: Dice and HD95 of each column."""
+        return [self.cells[row][column][measure] for column in self.columns for measure in ("Dice", "HD95")]
 
 
 def build(runs: Sequence[Run], *, against: str | None, empty: Empty = "50", unranked: Collection[str] = ()) -> Table:
-    """Means, ranks and tests against the row `against`, none without; `unranked` rows (upper bounds) are never best."""
+    """Means, ranks and, with `against`, tests against that row; `unranked` rows (upper bounds) are never best."""
     by_name = {run.name: run for run in runs}
     for name in (*unranked, *([] if against is None else [against])):
         if name not in by_name:
@@ -63,28 +69,36 @@ def build(runs: Sequence[Run], *, against: str | None, empty: Empty = "50", unra
         scale = 100.0 if measure == "Dice" else 1.0
         p = {} if against is None else _p_values(runs, by_name[against], columns, key)
         for column in columns:
-            stats = {run.name: _statistic(run, column, key) for run in runs}
+            stats = {run.name: run.summary.column(column, key) for run in runs}
             ranks = _ranks(
                 {name: scale * s.mean for name, s in stats.items() if name not in unranked}, largest=measure == "Dice"
             )
             for name, statistic in stats.items():
                 cells[name][column][measure] = Cell(statistic, scale, ranks.get(name), p.get((name, column), math.nan))
     counts = {run.name: len(run.summary.cases) for run in runs}
-    return Table(tuple(by_name), columns, cells, counts, _notes(runs, against, empty, unranked))
+    return Table(tuple(by_name), columns, cells, counts, _notes(runs, against, empty, unranked), unit_of(runs))
+
+
+def unit_of(runs: Sequence[Run]) -> Unit:
+    """The unit of the distances of all runs; a run without distances, as nnU-Net's own summary, fits any."""
+    units = {run.summary.unit: run.name for run in runs if run.summary.mean("HD95").n}
+    if len(units) > 1:
+        raise PclmixError(f"'{units['mm']}' has distances in mm and '{units['px']}' in px; they cannot be compared")
+    return next(iter(units), "mm")
 
 
 def markdown(table: Table) -> str:
-    """GitHub's dialect: best bold, second underlined."""
+    """GitHub Markdown: best bold, second underlined."""
     heads = [f"{column} {measure}" for column in table.columns for measure in ("Dice ↑", "HD95 ↓")]
     lines = ["| | " + " | ".join(heads) + " |", "|---" + "|---:" * len(heads) + "|"]
     for name in table.rows:
-        shown = [_dress(cell, "**{}**".format, "<u>{}</u>".format, str) for cell in _line(table, name)]
+        shown = [_dress(cell, "**{}**".format, "<u>{}</u>".format, str) for cell in table.line(name)]
         lines.append(f"| {name.replace('|', chr(92) + '|')} | " + " | ".join(shown) + " |")
     return "\n".join([*lines, "", *(f"{note}  " for note in table.notes)]).rstrip() + "\n"
 
 
 def latex(table: Table) -> str:
-    r"""A tabular for booktabs: \usepackage{booktabs}."""
+    r"""A LaTeX tabular; needs \usepackage{booktabs}."""
     groups = " & ".join(rf"\multicolumn{{2}}{{c}}{{{_tex(column)}}}" for column in table.columns)
     rules = " ".join(rf"\cmidrule(lr){{{2 + 2 * i}-{3 + 2 * i}}}" for i in range(len(table.columns)))
     heads = " & ".join([r"Dice$\uparrow$ & HD95$\downarrow$"] * len(table.columns))
@@ -94,7 +108,7 @@ def latex(table: Table) -> str:
     for name in table.rows:
         shown = [
             _dress(cell, r"\textbf{{{}}}".format, r"\underline{{{}}}".format, signs.__getitem__).replace("–", "--")
-            for cell in _line(table, name)
+            for cell in table.line(name)
         ]
         lines.append(" & ".join([_tex(name), *shown]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in table.notes)]
@@ -102,40 +116,18 @@ def latex(table: Table) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Plain numbers: mean, sd, values left out as NaN and corrected p of each column and measure."""
+    """Plain numbers: mean, sd, count of NaN and corrected p of each column and measure."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = [f"{c} {m}" for c in table.columns for m in ("Dice", "HD95")]
     writer.writerow(["method", "cases", *(f"{head}{part}" for head in heads for part in ("", " sd", " nan", " p"))])
     for name in table.rows:
         numbers: list[object] = []
-        for cell in _line(table, name):
+        for cell in table.line(name):
             s = cell.statistic
             numbers += [f"{cell.scale * s.mean:.4f}", f"{cell.scale * s.sd:.4f}", s.nan, f"{cell.p:.4g}"]
         writer.writerow([name, table.counts[name], *numbers])
     return out.getvalue()
-
-
-def as_html(table: Table) -> str:
-    """A <table> and its notes."""
-    groups = "".join(f'<th colspan="2">{html.escape(column)}</th>' for column in table.columns)
-    heads = "<th>Dice&nbsp;↑</th><th>HD95&nbsp;↓</th>" * len(table.columns)
-    body = []
-    for name in table.rows:
-        shown = "".join(
-            f"<td>{_dress(cell, '<b>{}</b>'.format, '<u>{}</u>'.format, '<sup>{}</sup>'.format)}</td>"
-            for cell in _line(table, name)
-        ).replace("<sup></sup>", "")
-        body.append(f"<tr><th scope='row'>{html.escape(name)}</th>{shown}</tr>")
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in table.notes)
-    return (
-        f'<table><thead><tr><th rowspan="2"></th>{groups}</tr><tr>{heads}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table><ul class='notes'>{notes}</ul>"
-    )
-
-
-def _line(table: Table, name: str) -> list[Cell]:
-    return [table.cells[name][column][measure] for column in table.columns for measure in ("Dice", "HD95")]
 
 
 def _dress(cell: Cell, best: Callable[[str], str], second: Callable[[str], str], mark: Callable[[str], str]) -> str:
@@ -143,21 +135,15 @@ def _dress(cell: Cell, best: Callable[[str], str], second: Callable[[str], str],
     return text + mark(cell.mark)
 
 
-def _statistic(run: Run, column: str, key: str) -> Statistic:
-    return run.summary.mean(key) if column == AVERAGE else run.summary.of_class(column, key)
-
-
 def _p_values(runs: Sequence[Run], chosen: Run, columns: Sequence[str], key: str) -> dict[tuple[str, str], float]:
     """Corrected p of every other run and column against the chosen run."""
     tests = [(run, column) for run in runs for column in columns if run.name != chosen.name]
-    p_values = holm(
-        [paired_test(case_values(r.summary, c, key), case_values(chosen.summary, c, key)) for r, c in tests]
-    )
+    p_values = holm([wilcoxon(r.summary.by_case(c, key), chosen.summary.by_case(c, key)) for r, c in tests])
     return {(run.name, column): p for (run, column), p in zip(tests, p_values, strict=True)}
 
 
 def _ranks(means: dict[str, float], *, largest: bool) -> dict[str, int]:
-    """1 for the best, 2 for the second; equal as printed is equal in rank. Nothing is ranked among fewer than two."""
+    """1 for the best, 2 for the second; equal as printed is equal in rank. A single value has no rank."""
     shown = {name: round(value, 1) for name, value in means.items() if not math.isnan(value)}
     if len(shown) < 2:
         return {}
@@ -168,9 +154,10 @@ def _ranks(means: dict[str, float], *, largest: bool) -> dict[str, int]:
 def _notes(runs: Sequence[Run], against: str | None, empty: Empty, unranked: Collection[str]) -> tuple[str, ...]:
     counts = {run.name: len(run.summary.cases) for run in runs}
     cases = {frozenset(entry.case for entry in run.summary.cases) for run in runs}
-    rule = "counts as 50 mm" if empty == "50" else "is left out"
+    unit = unit_of(runs)
+    rule = f"counts as 50 {unit}" if empty == "50" else "is left out"
     notes = [
-        f"Dice in percent and HD95 in mm, mean (standard deviation) over {min(counts.values())} cases. "
+        f"Dice in percent and HD95 in {unit}, mean (standard deviation) over {min(counts.values())} cases. "
         f"An empty prediction of a present class has Dice 0; in HD95 it {rule}. "
         f"{AVERAGE}: classes and cases pooled. Best bold, second underlined."
     ]
@@ -183,9 +170,9 @@ def _notes(runs: Sequence[Run], against: str | None, empty: Empty, unranked: Col
         notes.append(f"Not ranked: {', '.join(unranked)}.")
     if len(cases) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        notes.append(f"Rows are over different cases ({listed}); the tests use the shared ones.")
+        notes.append(f"Rows cover different cases ({listed}); the tests use the shared ones.")
     for run in runs:
-        empties = sum(run.summary.statuses(name)["empty prediction"] for name in run.summary.names)
+        empties = run.summary.empty_predictions()
         if empties:
             notes.append(f"{run.name}: {empties} empty prediction{'s' if empties > 1 else ''} of a present class.")
         if run.summary.missing:
