@@ -20,9 +20,9 @@ import pytest
 import uvicorn
 
 from pclmix.data.dataset import write_dataset_json
-from pclmix.data.volume import read_image, write_labels
+from pclmix.io.volume import read_image, write_labels
 from pclmix.labels import Labels
-from pclmix.web.app import create_app
+from pclmix.web.app import create_app, server_config
 from pclmix.web.packing import Limits
 from pclmix.web.security import Rules
 
@@ -73,10 +73,7 @@ def serve() -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(root: Path, rules: Rules | None = None, limits: Limits | None = None) -> Running:
-            config = uvicorn.Config(
-                create_app(root, rules, limits), port=0, log_level="warning", timeout_graceful_shutdown=1
-            )
-            server = uvicorn.Server(config)
+            server = uvicorn.Server(server_config(create_app(root, rules, limits), port=0))
             thread = threading.Thread(target=server.run, daemon=True)
             thread.start()
             while not server.started:
@@ -155,7 +152,7 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 #: What the tests themselves provoke: files refused, cases removed, a second window's conflict, events cut off.
-EXPECTED = ("400", "404", "409", "net::ERR_FAILED")
+EXPECTED = ("400", "404", "409", "507", "net::ERR_FAILED")
 TIMEOUT = 90_000  # milliseconds: a busy machine without a GPU draws slowly
 Open = Callable[..., Any]
 

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 import pytest
-from browsing import labels_of, picture, stroke, wait_saved
-
-from pclmix.data.dataset import write_dataset_json
-from pclmix.data.volume import read_image, write_labels
-from pclmix.labels import Labels
+from browsing import labels_of, one_voxel, picture, stroke, wait_saved
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -22,16 +17,8 @@ pytestmark = pytest.mark.xdist_group("browser")
 @pytest.mark.parametrize("code", ["RAS", "LPS", "LAI", "PIR", "ASL", "SRP"])
 def test_a_click_on_a_bright_voxel_labels_that_voxel(code, tmp_path, serve, open_page, affine_of):
     """The page is not asked where voxels are: a single bright one is found in the screenshot and clicked."""
-    labels = Labels(("background", "one", "two"), 3)
-    shape, bright = (5, 9, 12), (1, 2, 8)  # Z, H, W; nowhere near a symmetry
-    image = np.zeros(shape)
-    image[bright] = 1000
-    root = tmp_path / "set"
-    (root / "imagesTr").mkdir(parents=True)
-    path = root / "imagesTr" / "case_0000.nii.gz"
-    nib.save(nib.Nifti1Image(image.transpose(2, 1, 0).astype(np.int16), affine_of(code)), path)
-    write_labels(root / "labelsTr" / "case.nii.gz", np.full(shape, 3), read_image(path).geometry)
-    write_dataset_json(root, channels=["MRI"], labels=labels, ending=".nii.gz", cases=1)
+    bright, root = (1, 2, 8), tmp_path / "set"  # Z, H, W; nowhere near a symmetry
+    one_voxel(root, affine_of(code), (5, 9, 12), bright)
     page = open_page(serve(root).url)
     page.keyboard.press("ArrowUp")  # from the middle slice, 3, to 2
     assert page.locator("#corner").inner_text() == "Slice 2 of 5"

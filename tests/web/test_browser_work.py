@@ -14,12 +14,11 @@ import pytest
 from browsing import labels_of, picture, stroke, wait_saved
 from scipy import ndimage
 
-from pclmix.data.phantom import make_phantom
+from pclmix.synth.phantom import make_phantom
 
 pytestmark = pytest.mark.xdist_group("browser")
 
 
-@pytest.mark.slow
 def test_draw_undo_save_reload_train_look_download(tmp_path, serve, open_page, monkeypatch):
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))
     root, case = tmp_path / "phantom", "phantom001_frame01"

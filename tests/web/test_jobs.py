@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from pclmix.data.dataset import Dataset
-from pclmix.data.phantom import make_phantom
-from pclmix.data.volume import write_labels
+from pclmix.inference.uncertainty import Examined, Quality
+from pclmix.io.volume import write_labels
+from pclmix.synth.phantom import make_phantom
 from pclmix.web.jobs import Jobs
-from pclmix.web.predictions import PredictionBook, Scorer, Scores, where_next
+from pclmix.web.predictions import PredictionBook
 from pclmix.web.strokes import StrokeBook
+from pclmix.web.suggest import where_next
 from pclmix.web.workspace import Workspace
 
 
@@ -39,7 +41,16 @@ def phantom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "phantom"
 
 
-@pytest.mark.slow
+def test_training_is_planned_from_the_data(phantom, serve):
+    page = serve(phantom)
+    assert page.client.get("/api/jobs/choices").json()["recipes"][0] == "plan"
+    assert page.client.post("/api/jobs/train", json={"method": "pce", "minutes": 0.1}).status_code == 200
+    wait(Jobs(Workspace(phantom)), "finished")
+    (run,) = page.client.get("/api/jobs").json()["runs"]
+    assert run["recipe"] == "plan"
+    assert (Jobs(Workspace(phantom)).run_folder(run["id"]) / "plan.yaml").is_file()
+
+
 def test_train_stop_resume_predict(phantom, serve):
     """Each look is by a new `Jobs`, as after a restart of the server."""
     page = serve(phantom)
@@ -70,7 +81,8 @@ def test_train_stop_resume_predict(phantom, serve):
     wait(Jobs(Workspace(phantom)), "finished")
     known = page.client.get("/api/dataset").json()["cases"][0]["predictions"]
     assert len(known) == 1
-    assert 0 <= known[0]["quality"] <= 1
+    assert 0 <= known[0]["certainty"] <= 1
+    assert 0 <= known[0]["expected_dice"] <= 1
     for kind in ("prediction", "unsure"):
         assert page.client.get(f"/api/cases/{case}/{kind}").status_code == 200
     assert page.client.get(f"/api/cases/{case}/difference").status_code == 404
@@ -118,22 +130,6 @@ def test_nonsense_starts_nothing(page, path, body, status):
     assert page.client.get("/api/jobs").json() == {"job": None, "runs": []}
 
 
-def test_scores_of_a_sure_and_an_unsure_model():
-    sure = np.zeros((2, 3, 4, 5), np.float32)
-    sure[:, 1] = 1
-    scorer = Scorer()
-    scorer.add(sure[:1])
-    scorer.add(sure[1:])
-    scores = scorer.finish()
-    assert scores.labels.shape == (2, 4, 5)
-    assert (scores.labels == 1).all()
-    assert scores.unsure.max() == 0
-    assert scores.quality == pytest.approx(1)
-    scorer = Scorer()
-    scorer.add(np.full((1, 3, 4, 5), 1 / 3, np.float32))
-    assert scorer.finish().unsure.min() == 255
-
-
 def test_two_predictions_can_be_compared(page):
     """The difference shown is between the newest prediction and the one before, over the image's grid."""
     workspace = Workspace(page.root)
@@ -141,8 +137,10 @@ def test_two_predictions_can_be_compared(page):
     before, after = np.zeros((4, 12, 10), np.uint8), np.zeros((4, 12, 10), np.uint8)
     after[2, 3, 4] = 1
     for run, labels in (("20200101-000000", before), ("20200101-000001", after)):
-        scores = Scores(labels, labels, labels, 0.5)
-        book.write(run, "case1", scores, strokes.geometry, workspace.dataset.labels, strokes.array)
+        found = Examined(
+            labels, np.zeros(labels.shape, np.float32), labels, Quality(1.0, (0.5,), (0.0,) * 4, (0.0,) * 4)
+        )
+        book.write(run, "case1", found, strokes.geometry, workspace.dataset.labels, strokes.array)
     answer = page.client.get("/api/cases/case1/difference").content
     image = nib.Nifti1Image.from_bytes(gzip.decompress(answer))
     assert np.argwhere(np.asarray(image.dataobj)).tolist() == [[4, 3, 2]]

@@ -87,16 +87,16 @@ def test_a_linked_corner_is_refused(page, tmp_path):
         {"origin": "http://127.0.0.1:1"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
+        {"x-pclmix": "0"},
         {"host": "evil.example"},
         {"host": "127.0.0.1.evil.example"},
-        {"x-pclmix": "0"},
     ],
 )
 def test_requests_from_other_sites_change_nothing(page, headers):
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
     body = {"version": version, "runs": [[0, 1, 1]]}
     answer = page.client.post("/api/cases/case1/strokes", json=body, headers=headers)
-    assert answer.status_code == 403
+    assert answer.status_code == (400 if "host" in headers else 403)
     assert page.client.get("/api/cases/case1/strokes").headers["x-version"] == version
 
 
@@ -106,10 +106,36 @@ def test_a_plain_form_cannot_post(page):
 
 
 def test_rebinding_cannot_read(page):
-    assert raw_get(page.url, "/api/dataset", {"Host": "attacker.example:80"})[0] == 403
+    assert raw_get(page.url, "/api/dataset", {"Host": "attacker.example:80"})[0] == 400
     assert page.client.get("/api/dataset", headers={"sec-fetch-site": "cross-site"}).status_code == 403
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert page.client.get("/api/export/dataset.zip", headers=link).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "[::1].evil.com",
+        "[::1",
+        "::1",
+        "[::1]x",
+        "127.0.0.1:8810@evil.com",
+        "evil.com@127.0.0.1",
+        "127.0.0.1/evil.com",
+        "127.0.0.1:80:80",
+        "127.0.0.1 evil.com",
+        "",
+    ],
+)
+def test_malformed_hosts_are_refused(page, host):
+    status, body = raw_get(page.url, "/api/dataset", {"Host": host})
+    assert status == 400
+    assert b"case1" not in body
+
+
+@pytest.mark.parametrize("host", ["[::1]:8765", "[::1]", "localhost", "LOCALHOST:1", "127.0.0.1:8810"])
+def test_local_hosts_are_accepted(page, host):
+    assert raw_get(page.url, "/api/dataset", {"Host": host})[0] == 200
 
 
 def test_localhost_needs_no_token_and_any_other_address_does():
@@ -137,11 +163,13 @@ def test_every_request_needs_the_token(serve, dataset):
 
 
 def test_answers_carry_their_protection(page):
-    answer = page.client.get("/api/dataset")
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["cache-control"] == "no-store"
-    assert "access-control-allow-origin" not in answer.headers
+    refused = {"host": "evil.example"}
+    for path, headers in (("/api/dataset", {}), ("/", {}), ("/nothing.js", {}), ("/api/dataset", refused)):
+        answer = page.client.get(path, headers=headers)
+        assert "default-src 'none'" in answer.headers["content-security-policy"], path
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == ("no-store" if path.startswith("/api") else "no-cache")
+        assert "access-control-allow-origin" not in answer.headers
 
 
 def test_a_large_body_is_refused_before_it_is_read(page):

@@ -147,8 +147,8 @@ def test_a_failure_while_writing_leaves_nothing(page, monkeypatch, slices):
     before = listing(page.root)
     monkeypatch.setattr("pclmix.web.uploads.copy_bytes", fail)
     answer = send(page, "a.zip", zipped(folder("s", slices("1.2.3"))))
-    assert answer.status_code == 400
-    assert "No space left" in answer.json()["error"]
+    assert answer.status_code == 507
+    assert "full" in answer.json()["error"]
     assert listing(page.root) == before
 
 
@@ -158,7 +158,7 @@ def test_without_the_extra(page, monkeypatch, slices):
     before = listing(page.root)
     answer = send(page, "a.zip", zipped(folder("s", slices("1.2.3"))))
     assert answer.status_code == 400
-    assert "pip install 'pclmix[dicom]'" in answer.json()["error"]
+    assert "pip install '.[dicom]'" in answer.json()["error"]
     assert page.client.get("/api/dataset").json()["takes"]["dicom"] is False
     assert listing(page.root) == before
 

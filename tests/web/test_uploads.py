@@ -177,3 +177,14 @@ def test_a_full_disk_is_not_blamed_on_the_zip(tmp_path, monkeypatch):
     monkeypatch.setattr(packing, "_inflate", full)
     with pytest.raises(PclmixError, match=r"no room to unpack the zip .No space left on device.; free some space"):
         packing.unpack(archive, tmp_path / "out", Limits())
+
+
+def test_a_small_tiff_that_unpacks_past_the_limit(serve, dataset, tmp_path):
+    """Its pages are counted by their headers, before anything is inflated."""
+    import tifffile
+
+    page = serve(dataset, limits=Limits(upload=100_000, unpacked=1_000_000))
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((2000, 2000), np.uint8), compression="zlib")
+    content = (tmp_path / "a.tif").read_bytes()
+    assert len(content) < 100_000
+    assert send(page, "a.tif", content).status_code == 413

@@ -13,13 +13,15 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from pclmix.data.volume import Geometry, ending_of, read_image
+from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
+from pclmix.io.volume import Geometry, ending_of, read_image
 from pclmix.labels import Labels
 from pclmix.web.workspace import UnknownError, Workspace, token_of
 
 #: Strokes of the background: its own colour, black, would not be seen on an image.
 BACKGROUND_STROKE = "#c3cad6"
+RGB = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
 @dataclass(frozen=True)
@@ -83,25 +85,46 @@ def classes(labels: Labels) -> list[dict[str, Any]]:
     return [{"name": name, "colour": colour} for name, colour in zip(labels.names, colours, strict=True)]
 
 
-def image_file(workspace: Workspace, case: str, channel: int) -> Path | bytes:
-    """One channel for the viewer: a NIfTI file as it is, or the bytes of one made from a picture."""
-    if not 0 <= channel < len(workspace.dataset.channels):
-        raise UnknownError(f"this dataset has the channels 0 to {len(workspace.dataset.channels) - 1}")
+def is_picture(dataset: Dataset) -> bool:
+    """Photographs and the like: no orientation in a patient, and slices only where a TIFF holds a stack."""
+    return not dataset.ending.startswith(".nii")
+
+
+def is_coloured(dataset: Dataset) -> bool:
+    """Whether its three channels are the red, green and blue of one file."""
+    return len(dataset.channels) == 3 and bool(dataset.cases) and len(dataset.image_paths(dataset.cases[0])) == 1
+
+
+def image_file(workspace: Workspace, case: str, channel: int | None) -> Path | bytes:
+    """One channel for the viewer, or None for all as colour: a file as it is, or the bytes of a NIfTI made from it."""
+    count = len(workspace.dataset.channels)
+    if channel is not None and not 0 <= channel < count:
+        raise UnknownError(f"this dataset has the channels 0 to {count - 1}")
     paths = workspace.image_paths(case)
-    path = paths[channel] if len(paths) > 1 else paths[0]
+    path = paths[channel or 0] if len(paths) > 1 else paths[0]
     if not path.is_file():
         raise UnknownError(f"{path.name} does not exist; add the image to imagesTr")
     if ending_of(path).startswith(".nii"):
         return path
     volume = read_image(path)
-    plane = volume.array[channel if len(paths) == 1 and volume.array.shape[0] > channel else 0]
+    if channel is None and len(volume.array) == 3:
+        return display_nifti(as_colour(volume.array), volume.geometry)
+    plane = volume.array[channel if channel and len(paths) == 1 and len(volume.array) > channel else 0]
     return display_nifti(plane, volume.geometry)
+
+
+def as_colour(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(3, Z, H, W) as RGB pixels (Z, H, W) of a byte each; more bits are scaled to the brightest value."""
+    if array.dtype != np.uint8:
+        top = max(float(array.max()), 1e-9)
+        array = np.clip(np.rint(array * (255 / top)), 0, 255).astype(np.uint8)
+    return np.ascontiguousarray(np.moveaxis(array, 0, -1)).view(RGB)[..., 0]
 
 
 def display_nifti(array: npt.NDArray[Any], geometry: Geometry) -> bytes:
     """A map (Z, H, W) as gzipped NIfTI over the grid that the viewer has of the image."""
     data = np.ascontiguousarray(array).transpose(2, 1, 0)
-    if data.dtype not in (np.uint8, np.int16, np.float32):
+    if data.dtype not in (np.uint8, np.int16, np.float32, RGB):
         data = data.astype(np.uint8 if data.dtype == np.bool_ else np.float32)
     if geometry.header is None:
         z, y, x = geometry.spacing

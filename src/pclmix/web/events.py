@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,11 +22,13 @@ class Bus:
 
     def __init__(self) -> None:
         self._messages: deque[tuple[int, str, dict[str, Any]]] = deque(maxlen=500)
+        self._guard = threading.Lock()
         self.last = 0
 
     def publish(self, kind: str, **content: Any) -> None:
-        self._messages.append((self.last + 1, kind, content))
-        self.last += 1
+        with self._guard:
+            self._messages.append((self.last + 1, kind, content))
+            self.last += 1
 
     def since(self, number: int) -> list[tuple[int, str, dict[str, Any]]]:
         return [message for message in list(self._messages) if message[0] > number]

@@ -7,34 +7,40 @@ lives; so any server, also one started later, knows whether a job runs.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from filelock import lock_descriptor
 
-from pclmix.config import load_config, recipe_path
-from pclmix.errors import PclmixError
-from pclmix.files import read_json, write_json
+from pclmix.config import recipe_names
+from pclmix.errors import PclmixError, require_one_of
+from pclmix.io.files import read_json, write_json
+from pclmix.io.threads import thread_settings
+from pclmix.web.runs import read_yaml, training
 from pclmix.web.workspace import UnknownError, Workspace
 
 REQUEST, OUTCOME, LOG, STOP, PID = "request.json", "outcome.json", "log.txt", "stop", "pid"
 _ID = re.compile(r"^\d{8}-\d{6}(?:-\d+)?$")
-_POINTS = 200  # of the loss curve as the page gets it
 _TAIL = 4000  # bytes of a log that may hold the reason of a failure
+_LOOKS = 3
 Status = Literal["running", "stopping", "finished", "stopped", "failed"]
 
 
 class BusyError(PclmixError):
     """A job is running already."""
+
+
+#: In place of a recipe's name: settings from the data.
+PLAN = "plan"
 
 
 class Jobs:
@@ -43,17 +49,18 @@ class Jobs:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self._children: list[subprocess.Popen[bytes]] = []  # polled, so that those that ended do not stay as zombies
+        self._looking = threading.Lock()
 
     def train(
         self, *, method: str, recipe: str, seconds: float | None, then: list[str], cases: list[str] | None = None
     ) -> str:
-        """Start training on `cases`, by default all, then predict `then`; returns the job, and its run's name too."""
-        if recipe.endswith((".yaml", ".yml")):
-            raise PclmixError(
-                "the workbench trains with the recipes that come with pclmix; use `pclmix train` for a file"
-            )
-        recipe_path(recipe)
-        load_config(recipe, method)
+        """Start training on `cases`, by default all, then predict `then`; returns the job, and its run's name too.
+
+        Recipe PLAN plans from the data; `seconds` are then those until the finished run.
+        """
+        # Names alone: a path would have any .yaml of this computer read and quoted.
+        require_one_of("recipe", recipe, [PLAN, *recipe_names()])
+        require_one_of("method", method, [name for name, _ in scribble_methods()])
         job = self._new_id()
         asked = {"kind": "train", "method": method, "recipe": recipe, "seconds": seconds, "then": then, "run": job}
         return self._start(job, {**asked, "cases": cases, "resume": False})
@@ -107,11 +114,14 @@ class Jobs:
         shown = {key: request.get(key) for key in ("kind", "method", "recipe", "seconds", "run", "started")}
         state = {"id": newest, "status": status, "message": message, **shown}
         state |= {"done": outcome.get("done", 0), "total": outcome.get("total", 0), "cases": outcome.get("cases", [])}
-        state["phase"] = outcome.get("phase", "starting" if status == "running" else "")
+        phase = outcome.get("phase", "preparing") if alive else ""
         if request["kind"] == "train":
-            since = float(request["started"]) if state["phase"] == "training" else None
+            since = float(request["started"]) if phase == "training" else None
             state |= training(self.workspace.corner("runs", str(request["run"])), since)
             state["resumable"] = status in ("stopped", "failed") and state["step"] > 0
+            state["then"] = bool(request.get("then"))
+            phase = state["phase"] or phase
+        state["phase"] = phase or ("finishing" if alive else "")
         return state
 
     def runs(self) -> list[dict[str, Any]]:
@@ -121,7 +131,7 @@ class Jobs:
         for folder in sorted(top.iterdir(), reverse=True) if top.is_dir() else ():
             if _ID.match(folder.name) and (folder / "last.ckpt").is_file():
                 about = read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
-                config = _yaml(folder / "config.yaml")
+                config = read_yaml(folder / "config.yaml")
                 known = {"id": folder.name, "status": about.get("status"), "step": about.get("step", 0)}
                 found.append({**known, "method": config.get("method"), "recipe": config.get("recipe")})
         return found
@@ -150,6 +160,7 @@ class Jobs:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    env=worker_environment(),
                     pass_fds=(lock,),  # the child inherits the lock and holds it until it ends
                     start_new_session=True,  # Ctrl-C in the server's terminal is not for the job
                 )
@@ -162,24 +173,27 @@ class Jobs:
     def _take_lock(self) -> int:
         """The lock that a job holds while it lives, as a file handle; refused while another job has it."""
         handle = self._open_lock()
-        for _ in range(10):  # whoever only looks whether a job lives holds it for a moment
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with self._looking:
+            if lock_descriptor(handle, blocking=False):
                 return handle
-            time.sleep(0.01)
         os.close(handle)
         raise BusyError("a job is running already; wait for it or stop it first")
 
     def _alive(self) -> bool:
+        """Whether a job runs, also one that an earlier server started."""
         self._children = [child for child in self._children if child.poll() is None]
-        handle = self._open_lock()
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not take each other for a job
-        except OSError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        with self._looking:
+            for _ in range(_LOOKS):  # another process that looks holds the lock for a moment
+                handle = self._open_lock()
+                try:
+                    if lock_descriptor(handle, blocking=False):
+                        return False
+                finally:
+                    os.close(handle)
+                if self._children:
+                    return True
+                time.sleep(0.01)
+        return True
 
     def _open_lock(self) -> int:
         path = self.workspace.corner("jobs", "lock")
@@ -204,47 +218,18 @@ class Jobs:
         return name
 
 
-def training(run: Path, since: float | None) -> dict[str, Any]:
-    """Step, share done, seconds left and the loss curve of a run folder; `since` is when the job training it began."""
-    lines = _metrics(run / "metrics.jsonl")
-    about = read_json(run / "run.json") if (run / "run.json").is_file() else {}
-    engine = _yaml(run / "config.yaml").get("engine", {})
-    step = max(int(about.get("step", 0)), lines[-1]["step"] if lines else 0)
-    budget, spent = engine.get("seconds"), float(about.get("seconds", 0.0))
-    begun = (run / "run.json").stat().st_mtime if about else 0.0  # written when the loop starts
-    running = since is not None and begun >= since
-    elapsed = time.time() - begun if running else 0.0
-    first = int(about.get("step", 0)) if running else step
-    left: float | None
-    if budget:
-        share = (spent + elapsed) / float(budget)
-        left = float(budget) - spent - elapsed
-    else:
-        total = int(engine.get("iterations", 1))
-        share = step / total
-        left = elapsed / (step - first) * (total - step) if step > first else None
-    thin = lines[:: max(1, -(-len(lines) // _POINTS))]
-    curve = [[line["step"], round(line["loss"], 4)] for line in thin if "loss" in line]
-    shown = min(1.0, share) if about else 0.0
-    return {"step": step, "share": shown, "left": None if left is None else max(0.0, left), "curve": curve}
+@cache
+def scribble_methods() -> list[tuple[str, str]]:
+    """Names and summaries of the methods that learn from strokes; imported on first use, for torch takes its time."""
+    from pclmix.methods.base import METHODS, load_all
+
+    load_all()
+    return [(name, kind.summary) for name, kind in METHODS if kind.needs == "scribbles"]
 
 
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl; the last may be half written."""
-    found = []
-    with suppress(OSError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with suppress(json.JSONDecodeError):
-                found.append(json.loads(line))
-    return found
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def worker_environment() -> dict[str, str]:
+    """OpenMP threads that wait instead of spinning: on a busy machine spinning ones stall each other for minutes."""
+    return {**os.environ, **thread_settings()}
 
 
 def _order(job: str) -> tuple[str, int]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from pclmix.data.dataset import SCRIBBLES
-from pclmix.data.volume import ENDINGS, ending_of, stem_of
 from pclmix.errors import PclmixError
+from pclmix.io.volume import ENDINGS, decoded_bytes, ending_of, stem_of
 from pclmix.web import series
 from pclmix.web.series import Dropped, plain
 
@@ -135,9 +135,18 @@ def _inflate(content: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path, bud
 
 
 def require_bounded(path: Path, budget: int) -> int:
-    """The unpacked size of a .gz, refused beyond the budget before anything reads it into memory; else 0."""
-    if ending_of(path) != ".nii.gz":
-        return 0
+    """The unpacked size of an image, refused beyond the budget before anything reads it into memory."""
+    ending = ending_of(path)
+    if ending == ".nii":
+        return 0  # what it takes has been counted as it came
+    if ending != ".nii.gz":
+        try:
+            size = decoded_bytes(path)
+        except PclmixError:
+            return 0  # whoever reads it says what is wrong
+        if size > budget:
+            raise TooLargeError(f"{path.name} unpacks to more than {budget // MiB} MiB; it was not added")
+        return size
     size = 0
     inflater = zlib.decompressobj(wbits=31)
     with path.open("rb") as file:

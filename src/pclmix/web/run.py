@@ -8,43 +8,56 @@ import webbrowser
 from pathlib import Path
 
 from pclmix.errors import PclmixError
+from pclmix.web.security import Rules, bracketed
 
 
 def run_server(
-    root: Path, *, host: str, port: int, browser: bool, classes: list[str] | None = None, max_upload: int = 2048
+    root: Path,
+    *,
+    host: str,
+    port: int,
+    browser: bool,
+    classes: list[str] | None = None,
+    max_upload: int = 2048,
+    monailabel: bool = False,
 ) -> None:
     """Serve the workbench of a dataset until Ctrl-C; a job that runs then goes on, and is found again next time."""
     try:
         import uvicorn
 
-        from pclmix.web.app import create_app
+        from pclmix.web.app import create_app, server_config
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "fastapi", "starlette"):
             raise
-        raise PclmixError("the workbench needs the extra 'web': pip install 'pclmix[web]'") from error
+        raise PclmixError("the workbench needs the extra 'web': pip install '.[web]' in a clone of pclmix") from error
+    from pclmix.web.locks import claimed, sweep
     from pclmix.web.packing import Limits, MiB
-    from pclmix.web.security import Rules
-    from pclmix.web.workspace import make_dataset
+    from pclmix.web.workspace import Workspace, make_dataset
 
     if classes is not None:
         make_dataset(root, classes)
-    rules = Rules.of(host)
-    app = create_app(root, rules, Limits(upload=max_upload * MiB, unpacked=4 * max_upload * MiB))
-    with _listen(host, port) as listener:
-        address = address_of(host, listener.getsockname()[1], rules.token)
-        print(f"workbench: {address}", flush=True)
+    rules = Rules.of(host, monailabel=monailabel)
+    with claimed(Workspace(root)) as claim, _listen(host, port) as listener:
+        if claim.held:
+            sweep(claim.workspace)
+        address = address_of(host, listener.getsockname()[1])
+        claim.announce(address)
+        app = create_app(root, rules, Limits(upload=max_upload * MiB, unpacked=4 * max_upload * MiB))
+        shown = address + (f"?token={rules.token}" if rules.token else "")
+        print(f"workbench: {shown}", flush=True)
+        if monailabel:
+            login = "; log in with any name and the token as password" if rules.token else ""
+            print(f"3D Slicer, module MONAI Label, server: {address.rstrip('/')}{login}", flush=True)
         print("Ctrl-C ends it; a training that runs goes on.", flush=True)
         if browser:
-            threading.Timer(0.5, webbrowser.open, [address]).start()
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+            threading.Timer(0.5, webbrowser.open, [shown]).start()
+        uvicorn.Server(server_config(app)).run(sockets=[listener])
 
 
-def address_of(host: str, port: int, token: str | None) -> str:
+def address_of(host: str, port: int) -> str:
     """What to open: for an address that means "everywhere", this computer's own name."""
     shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
-    shown = f"[{shown}]" if ":" in shown else shown
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{bracketed(shown)}:{port}/"
 
 
 def _listen(host: str, port: int) -> socket.socket:

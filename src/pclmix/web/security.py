@@ -1,16 +1,18 @@
 """Who may talk to the server, and what a browser may do with its answers.
 
 A page of another site can make a browser send requests here. It cannot read the answers, but a request alone could
-draw or train; and by pointing a name of its own at 127.0.0.1 (DNS rebinding) it could read, too. So: the Host must be
-one of ours, a request from another site is refused by Origin and Sec-Fetch-Site, and everything that changes
-something carries a header that no form can send. On an address others can reach, every request needs the token.
+draw or train; and by pointing a name of its own at 127.0.0.1 (DNS rebinding) it could read, too. So: Starlette's
+TrustedHostMiddleware checks the Host, a request from another site is refused by Origin and Sec-Fetch-Site, and
+everything that changes something carries a header that no form can send. On an address others can reach, every
+request needs the token. MONAI Label's clients cannot send that header: for them a POST that changes something must
+have a content type that no form has, and PUT and DELETE are no form's methods.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -20,11 +22,16 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL = ("127.0.0.1", "localhost", "::1")  #: addresses that only this computer can reach
 COOKIE, HEADER = "pclmix_token", "x-pclmix"
 _SAFE = ("GET", "HEAD")
 UPLOAD = "/api/import"  #: the one path whose body may be large: it is counted there while it streams
 _BODY = 64 << 20
+#: First parts of MONAI Label's addresses, which its clients call without our header.
+CLIENT = ("info", "datastore", "infer", "train", "activelearning", "auth", "session")
+_OPEN = ("/auth/", "/auth/token")  # where a client asks whether it needs a token, and gets it for the right password
+_HARMLESS = ("/infer/", "/auth/token")  # called with a form's content type; they change nothing
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 #: The viewer compiles no code and loads nothing from elsewhere; its font is a data: address, its workers are blobs.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self' data:; "
@@ -45,31 +52,40 @@ def is_local(host: str) -> bool:
     return host in LOCAL
 
 
+def bracketed(host: str) -> str:
+    """An address as a URL and the Host header write it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def new_token() -> str:
     return secrets.token_urlsafe(24)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """`token` is None on this computer's own address. `names` are the hosts a request may name; empty: any."""
+    """`token` is None on this computer's own address. `hosts` are the names a request may address, `*` is any."""
 
     token: str | None = None
-    names: frozenset[str] = field(default_factory=lambda: frozenset(LOCAL))
+    monailabel: bool = False  #: whether MONAI Label's addresses are served
+    hosts: tuple[str, ...] = tuple(map(bracketed, LOCAL))
 
     @classmethod
-    def of(cls, host: str) -> Rules:
+    def of(cls, host: str, *, monailabel: bool = False) -> Rules:
         """The rules for an address to listen on: any but this computer's own needs a token."""
         if is_local(host):
-            return cls()
+            return cls(monailabel=monailabel)
         everywhere = host in ("0.0.0.0", "::", "")
-        return cls(new_token(), frozenset() if everywhere else frozenset({host, *LOCAL}))
+        return cls(new_token(), monailabel, ("*",) if everywhere else tuple(map(bracketed, (host, *LOCAL))))
 
 
 class Guard:
-    """ASGI middleware that lets a request through only if the rules allow it."""
+    """ASGI middleware that lets a request through only if the rules allow it, and protects every answer.
 
-    def __init__(self, app: App, rules: Rules) -> None:
-        self.app, self.rules = app, rules
+    The Host is not looked at here: TrustedHostMiddleware does that.
+    """
+
+    def __init__(self, app: App, rules: Rules, largest: int = _BODY) -> None:
+        self.app, self.rules, self.largest = app, rules, largest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -77,31 +93,36 @@ class Guard:
             return
         if scope["type"] != "http":
             return  # no websockets here
+        send = _with_headers(send, scope["path"])
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        if scope["method"] not in _SAFE and scope["path"] != UPLOAD:
-            length = headers.get("content-length", "")
-            if not length.isdigit() or int(length) > _BODY:
-                await _answer(send, 413, f"a request needs a content-length of at most {_BODY >> 20} MiB")
+        method, path = scope["method"], scope["path"]
+        foreign = self.rules.monailabel and path.lstrip("/").partition("/")[0] in CLIENT
+        if method not in _SAFE and path != UPLOAD:
+            most = self.largest if foreign and path.startswith("/datastore") else _BODY
+            length = headers.get("content-length", "0" if method == "DELETE" else "")
+            if not length.isdecimal() or int(length) > most or "transfer-encoding" in headers:
+                await _answer(send, 413, f"a request needs a content-length of at most {most >> 20} MiB")
                 return
-        reason = self._refusal(scope["method"], scope["path"], headers)
+        reason = self._refusal(method, path, headers, foreign)
         if reason:
             await _answer(send, 403, reason)
-        elif self.rules.token is not None and not self._has_token(headers):
+        elif self.rules.token is not None and not (foreign and path in _OPEN) and not self._has_token(headers):
             await self._ask_for_token(scope, send)
         else:
-            await self.app(scope, receive, _with_headers(send, scope["path"]))
+            await self.app(scope, receive, send)
 
-    def _refusal(self, method: str, path: str, headers: dict[str, str]) -> str:
-        host = headers.get("host", "")
-        if self.rules.names and _name(host) not in self.rules.names:
-            return "this address is not one the workbench was started for"
+    def _refusal(self, method: str, path: str, headers: dict[str, str], foreign: bool) -> str:
         site = headers.get("sec-fetch-site", "none")
         navigation = method == "GET" and headers.get("sec-fetch-mode") == "navigate" and not path.startswith("/api")
         if site not in ("same-origin", "none") and not navigation:
             return "requests from other sites are refused"
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
+        if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
             return "requests from other sites are refused"
+        if foreign:  # a client that cannot send our header: what it can, and a form cannot, is another content type
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            form = method == "POST" and (not kind or kind in _FORMS)
+            return "send this as application/json" if form and not path.startswith(_HARMLESS) else ""
         if method not in _SAFE and headers.get(HEADER) != "1":
             return f"a request that changes something needs the header {HEADER}: 1"
         return ""
@@ -136,13 +157,6 @@ class Guard:
         await _answer(send, 401, "open the address that `pclmix serve` printed: it carries the token")
 
 
-def _name(host: str) -> str:
-    """The name in a Host header, without its port or an IPv6 address's brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
-
-
 def _with_headers(send: Send, path: str) -> Send:
     async def wrapped(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -159,7 +173,6 @@ def _with_headers(send: Send, path: str) -> Send:
 async def _answer(send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
     body = text.encode()
     given = headers or [(b"content-type", b"text/plain; charset=utf-8")]
-    safe = [(k.encode(), v.encode()) for k, v in _HEADERS.items()]
     length = [(b"content-length", str(len(body)).encode()), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": [*given, *safe, *length]})
+    await send({"type": "http.response.start", "status": status, "headers": [*given, *length]})
     await send({"type": "http.response.body", "body": body})

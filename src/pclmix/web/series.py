@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pclmix.data.dicom import convert_series
 from pclmix.errors import PclmixError
+from pclmix.io.dicom import convert_series
 
-NEEDED = "DICOM needs an addition to the workbench: pip install 'pclmix[dicom]', then start it again"
+NEEDED = "DICOM needs an addition to the workbench: pip install '.[dicom]' in a clone of pclmix, then start it again"
 MAGIC_END = 132  #: a DICOM file says DICM before this byte
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _LONGEST = 80

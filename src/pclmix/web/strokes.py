@@ -6,6 +6,7 @@ another by now (a second tab, another program), nothing is written and the calle
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import threading
@@ -19,14 +20,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pclmix.data.volume import Geometry, read_labels, write_labels
 from pclmix.errors import PclmixError
+from pclmix.io.files import atomic_path
+from pclmix.io.volume import Geometry, read_labels, write_labels
 from pclmix.labels import IGNORE, IntArray
-from pclmix.web.workspace import UnknownError, Workspace, token_of
+from pclmix.web.workspace import UnknownError, Workspace, is_full, token_of
 
 KEPT = 200  #: states of a case that history holds
 _CACHED = 3  # label maps held in memory: saving the next stroke of a case need not read it again
-_ENTRY = re.compile(r"^(?P<number>\d{6})-(?P<time>\d+)-(?P<what>[a-z]+)$")
+_ENTRY = re.compile(r"^(?P<number>\d{6,})-(?P<time>\d+)-(?P<what>[a-z]+)$")
 #: start, length, class: voxels [start, start + length) of the flattened (Z, H, W) map become `class`, or IGNORE.
 Run = tuple[int, int, int]
 
@@ -59,6 +61,10 @@ class Entry:
     id: str
     time: float
     what: str
+
+    @property
+    def number(self) -> int:
+        return int(self.id.partition("-")[0])
 
 
 class StrokeBook:
@@ -100,9 +106,21 @@ class StrokeBook:
             paint(array, runs, self.workspace.dataset.labels.count)
             return self._write(case, before, array, what)
 
+    def merge(self, case: str, mine: IntArray, seen: IntArray, what: str = "label") -> str:
+        """Take over a whole map from somebody who was shown `seen`: what differs from it was changed by them.
+
+        What others drew in the meantime stays where they left it as they saw it. Returns the new version.
+        """
+        with self._lock(case):
+            before = self.read(case)
+            array = np.where(mine != seen, mine, before.array)
+            if before.version != "none" and np.array_equal(array, before.array):
+                return before.version
+            return self._write(case, before, array, what)
+
     def history(self, case: str) -> list[Entry]:
         """The states that were replaced, newest first."""
-        return sorted((entry for _, entry in self._entries(case)), key=lambda e: e.id, reverse=True)
+        return sorted((entry for _, entry in self._entries(case)), key=lambda e: e.number, reverse=True)
 
     def restore(self, case: str, version: str, entry: str) -> str:
         """Make an earlier state the present one; the present one goes into history. Returns the new version."""
@@ -121,25 +139,40 @@ class StrokeBook:
 
     def _write(self, case: str, before: Strokes, array: IntArray, what: str) -> str:
         path, labels = self.workspace.scribble_path(case), self.workspace.dataset.labels
-        self._keep(case, path, what)
-        write_labels(path, labels.encode(array), before.geometry, labels.names)
+        entries = sorted((entry.number, old) for old, entry in self._entries(case))
+        kept = self._keep(case, path, what, 1 + max((number for number, _ in entries), default=0))
+        try:
+            write_labels(path, labels.encode(array), before.geometry, labels.names)
+        except BaseException:
+            if kept is not None:
+                kept.unlink(missing_ok=True)
+            raise
+        for _, old in entries[: max(0, len(entries) + 1 - KEPT)]:  # only now: a failed save costs no state
+            with suppress(OSError):
+                old.unlink()
         version = token_of(path)
         self._remember(case, Strokes(array, before.geometry, version))
         return version
 
-    def _keep(self, case: str, path: Path, what: str) -> None:
-        """Copy the file as it is into history before it is replaced."""
+    def _keep(self, case: str, path: Path, what: str, number: int) -> Path | None:
+        """Give the file as it is a second name in history before it is replaced.
+
+        A link takes no room, so it works on a full disk, and is whole however the process ends. The file is never
+        written to again: the next save puts another one in its place.
+        """
         if not path.exists():
-            return
+            return None
         folder = self.workspace.corner("history", case)
         folder.mkdir(parents=True, exist_ok=True)
-        entries = sorted(self._entries(case), key=lambda pair: pair[1].id)
-        number = int(entries[-1][1].id[:6]) + 1 if entries else 1
-        name = f"{number:06d}-{int(time.time() * 1000)}-{what}{self.workspace.dataset.ending}"
-        shutil.copyfile(path, folder / name)
-        for old, _ in entries[: max(0, len(entries) + 1 - KEPT)]:
-            with suppress(OSError):
-                old.unlink()
+        target = folder / f"{number:06d}-{int(time.time() * 1000)}-{what}{self.workspace.dataset.ending}"
+        try:
+            os.link(path, target)
+        except OSError as error:
+            if is_full(error):
+                raise
+            with atomic_path(target) as temporary:  # a file system without links
+                shutil.copyfile(path, temporary)
+        return target
 
     def _entries(self, case: str) -> list[tuple[Path, Entry]]:
         folder, ending = self.workspace.corner("history", self.workspace.case(case)), self.workspace.dataset.ending
@@ -161,6 +194,18 @@ class StrokeBook:
     def _lock(self, case: str) -> threading.Lock:
         with self._guard:
             return self._locks.setdefault(case, threading.Lock())
+
+
+def runs_of(array: npt.NDArray[np.int16]) -> list[Run]:
+    """The drawn voxels of a map as runs, in order."""
+    flat = array.reshape(-1)
+    drawn = np.flatnonzero(flat >= 0)
+    if not drawn.size:
+        return []
+    ends = np.flatnonzero((np.diff(drawn) != 1) | (np.diff(flat[drawn]) != 0))
+    starts = drawn[np.concatenate([[0], ends + 1])]
+    lengths = np.diff(np.concatenate([[0], ends + 1, [drawn.size]]))
+    return list(zip(starts.tolist(), lengths.tolist(), flat[starts].tolist(), strict=True))
 
 
 def paint(array: npt.NDArray[np.int16], runs: Sequence[Run], classes: int) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,14 +12,14 @@ import numpy as np
 
 from pclmix.data.dataset import IMAGES, SCRIBBLES, read_channels
 from pclmix.data.importers.base import copy_bytes
-from pclmix.data.volume import ENDINGS, Geometry, ending_of, read_image, read_labels, stem_of, write_labels
 from pclmix.errors import PclmixError
-from pclmix.files import atomic_path
+from pclmix.io.files import atomic_path
+from pclmix.io.volume import ENDINGS, Geometry, ending_of, read_image, read_labels, stem_of
 from pclmix.labels import IGNORE
 from pclmix.web import series
 from pclmix.web.packing import Contents, Limits, MiB, TooLargeError, clean_name, is_dicom, require_bounded, unpack
 from pclmix.web.series import Dropped
-from pclmix.web.workspace import Workspace
+from pclmix.web.workspace import Workspace, is_full
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 _ADDING = threading.Lock()  # two uploads at once must not both find a name free
@@ -34,6 +31,13 @@ class Added:
 
     cases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    failure: PclmixError | None = None  #: a full disk, if it stopped anything
+
+    def refuse(self, name: str, error: PclmixError, *paths: Path) -> None:
+        """Note why a case was not added."""
+        self.notes.append(_note(name, error, *paths))
+        if is_full(error):
+            self.failure = error
 
 
 async def receive(chunks: AsyncIterator[bytes], target: Path, limit: int) -> None:
@@ -45,18 +49,6 @@ async def receive(chunks: AsyncIterator[bytes], target: Path, limit: int) -> Non
             if size > limit:
                 raise TooLargeError(f"the upload is larger than {limit // MiB} MiB; raise --max-upload or send less")
             file.write(chunk)
-
-
-@contextmanager
-def incoming(workspace: Workspace) -> Iterator[Path]:
-    """An empty folder inside the dataset that is gone afterwards."""
-    top = workspace.corner("incoming")
-    top.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=top))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def add(workspace: Workspace, upload: Path, name: str, limits: Limits) -> Added:
@@ -91,13 +83,13 @@ def _add_all(workspace: Workspace, found: Contents, folder: Path, limits: Limits
                 _add_case(workspace, case, [path], None)
                 added.cases.append(case)
             except PclmixError as error:
-                added.notes.append(_note(name, error, path))
+                added.refuse(name, error, path)
             workspace.refresh()
         workspace.complete()
     added.notes += scans.notes
     if not added.cases:
         more = f"; and {len(added.notes) - 5} more" if len(added.notes) > 5 else ""
-        raise PclmixError("; ".join(added.notes[:5]) + more)
+        raise PclmixError("; ".join(added.notes[:5]) + more) from added.failure
     return added
 
 
@@ -108,6 +100,9 @@ def _add_images(workspace: Workspace, found: Contents, added: Added) -> None:
         match = _CHANNEL.match(stem_of(path))
         case, channel = (match["case"], int(match["channel"])) if match else (stem_of(path), 0)
         groups.setdefault(case, {})[channel] = path
+    if not dataset.cases and groups:
+        _adopt(workspace, [*groups.values()])
+        dataset = workspace.dataset
     for case, channels in groups.items():
         try:
             if case in dataset.cases:
@@ -117,7 +112,23 @@ def _add_images(workspace: Workspace, found: Contents, added: Added) -> None:
             _add_case(workspace, case, [channels[c] for c in sorted(channels)], found.strokes.get(case))
             added.cases.append(case)
         except PclmixError as error:
-            added.notes.append(_note(case, error, *channels.values()))
+            added.refuse(case, error, *channels.values())
+
+
+def _adopt(workspace: Workspace, groups: list[dict[int, Path]]) -> None:
+    """The first image that can be read decides what an empty dataset consists of."""
+    for channels in groups:
+        paths = [channels[number] for number in sorted(channels)]
+        try:
+            volume = read_image(paths[0])
+        except PclmixError:
+            continue  # it will be named when it is added
+        count = len(volume.array)
+        if count == 3 and bool((volume.array == volume.array[:1]).all()):
+            count = 1  # a grey picture saved as RGB
+        ending = ending_of(paths[0])
+        workspace.adopt(".nii.gz" if ending == ".nii" else ending, count * len(paths))
+        return
 
 
 def _note(case: str, error: PclmixError, *paths: Path) -> str:
@@ -160,9 +171,9 @@ def _add_case(workspace: Workspace, case: str, images: list[Path], stroke: Path 
         for path, target in zip(images, targets, strict=True):
             with atomic_path(target) as temporary:
                 copy_bytes(path, temporary)
-        write_labels(label, dataset.labels.encode(array), geometry, dataset.labels.names)
+        workspace.add_labels(label, array, geometry)
     except (PclmixError, OSError):
-        for path in (label, *targets):
+        for path in targets:
             path.unlink(missing_ok=True)
         raise
 

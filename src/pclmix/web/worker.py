@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pclmix.errors import PclmixError
-from pclmix.files import write_json
-from pclmix.web.jobs import OUTCOME, Jobs
-from pclmix.web.predictions import PredictionBook, Scorer
+from pclmix.io.files import write_json
+from pclmix.web.jobs import OUTCOME, PLAN, Jobs
+from pclmix.web.predictions import PredictionBook
 from pclmix.web.strokes import StrokeBook
 from pclmix.web.workspace import Workspace
 
@@ -34,7 +35,7 @@ def run(root: Path, job: str) -> None:
     workspace = Workspace(root)
     jobs = Jobs(workspace)
     report = Report(workspace.corner("jobs", job, OUTCOME))
-    report.say(phase="starting")
+    report.say(phase="preparing")
     request = jobs.request(job)
     try:
         if request["kind"] == "train":
@@ -57,26 +58,36 @@ def run(root: Path, job: str) -> None:
 def _train(workspace: Workspace, request: dict[str, Any], report: Report) -> bool:
     from rich.console import Console
 
-    from pclmix.engine.start import run_training
+    from pclmix.report.training import draw_run
+    from pclmix.training.checkpoint import LAST
+    from pclmix.training.request import TrainRequest
+    from pclmix.training.start import run_training
 
     report.say(phase="training")
-    seconds = request["seconds"]
-    return run_training(
+    seconds, planned = request["seconds"], request["recipe"] == PLAN
+    out = workspace.corner("runs", str(request["run"]))
+    begun = bool(request["resume"]) and (out / LAST).is_file()  # then it has its time already
+    training = TrainRequest(
         workspace.root,
-        workspace.corner("runs", str(request["run"])),
+        out,
         method=request["method"],
-        recipe=request["recipe"],
-        overrides=[] if seconds is None else [f"engine.seconds={seconds}"],
+        recipe=None if planned else request["recipe"],
+        overrides=[] if planned or seconds is None else [f"engine.seconds={seconds}"],
         cases=request.get("cases"),
         resume=bool(request["resume"]),
-        console=Console(stderr=True, force_terminal=False),
+        minutes=seconds / 60 if planned and seconds is not None and not begun else None,
+        started=float(request["started"]),
     )
+    finished = run_training(training, Console(stderr=True, force_terminal=False))
+    if finished:
+        draw_run(training.out)
+    return finished
 
 
 def predict(workspace: Workspace, run: str, cases: list[str], report: Report) -> None:
     """Predict cases with a run; each is there for the page as soon as it is written. One that fails is named."""
-    from pclmix.predict.inputs import require_same_task
-    from pclmix.predict.model import load
+    from pclmix.inference import load
+    from pclmix.inference.inputs import require_same_task
 
     report.say(phase="predicting", done=0, total=len(cases), cases=[])
     predictor = load(workspace.corner("runs", run))
@@ -88,10 +99,8 @@ def predict(workspace: Workspace, run: str, cases: list[str], report: Report) ->
         try:
             workspace.image_paths(case)
             volume = dataset.read_image(case)
-            scorer = Scorer()
-            for part in predictor.probability_batches(volume.array):
-                scorer.add(part)
-            book.write(run, case, scorer.finish(), volume.geometry, dataset.labels, strokes.read(case).array)
+            found = predictor.examine(volume.array)
+            book.write(run, case, found, volume.geometry, dataset.labels, strokes.read(case).array)
         except PclmixError as error:
             bad.append(f"{case}: {error}")
         report.say(done=number, cases=[*report.content["cases"], case])
@@ -104,3 +113,6 @@ if __name__ == "__main__":
         signal.signal(number, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     run(Path(sys.argv[1]), sys.argv[2])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything is on disk; taking torch down would hold the job's lock for a second or two

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from pclmix.data.dataset import IMAGES, SCRIBBLES, Dataset, write_dataset_json
-from pclmix.data.volume import write_labels
 from pclmix.errors import PclmixError
-from pclmix.files import read_json, refuse_existing, write_json
-from pclmix.labels import IGNORE, Labels
+from pclmix.io.files import read_json, refuse_existing, write_json
+from pclmix.io.volume import Geometry, write_labels
+from pclmix.labels import IGNORE, IntArray, Labels
 
 CORNER = ".pclmix"
 _MOST_CLASSES = 120  # strokes and predictions share the 255 colours of one layer of the viewer
@@ -76,12 +81,54 @@ class Workspace:
             path = self.scribble_path(case)
             if not path.exists():
                 geometry = dataset.read_image(case).geometry
-                blank = dataset.labels.encode(np.full(geometry.shape, IGNORE, np.int16))
-                write_labels(path, blank, geometry, dataset.labels.names)
+                self.add_labels(path, np.full(geometry.shape, IGNORE, np.int16), geometry)
         if dataset.num_training != len(dataset.cases):
             where = self.root / "dataset.json"
             write_json(where, {**read_json(where), "numTraining": len(dataset.cases)})
             self.refresh()
+
+    def adopt(self, ending: str, channels: int) -> None:
+        """A dataset without a case takes the file ending and the number of channels of its first image."""
+        dataset = self.refresh()
+        names = dataset.channels
+        if dataset.cases or (dataset.ending == ending and len(names) == channels):
+            return
+        if len(names) != channels:
+            coloured = channels == 3 and not ending.startswith(".nii")
+            names = ("red", "green", "blue") if coloured else tuple(f"image {k}" for k in range(channels))
+        where = self.root / "dataset.json"
+        table = {str(k): name for k, name in enumerate(names)}
+        write_json(where, {**read_json(where), "file_ending": ending, "channel_names": table})
+        self.refresh()
+
+    def add_labels(self, path: Path, array: IntArray, geometry: Geometry) -> bool:
+        """Write a label file where there is none; one that somebody saves at this moment is kept."""
+        labels = self.dataset.labels
+        with self.incoming() as folder:
+            made = folder / path.name
+            write_labels(made, labels.encode(array), geometry, labels.names)
+            try:
+                os.link(made, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if is_full(error):
+                    raise
+                if path.exists():  # a file system without links
+                    return False
+                os.replace(made, path)
+        return True
+
+    @contextmanager
+    def incoming(self) -> Iterator[Path]:
+        """An empty folder inside the dataset that is gone afterwards."""
+        top = self.corner("incoming")
+        top.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=top))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_dataset(root: Path, classes: list[str]) -> None:
@@ -99,6 +146,15 @@ def make_dataset(root: Path, classes: list[str]) -> None:
             raise PclmixError(f"cannot write {root}: {error.strerror}; choose a folder you may write to") from error
     labels = Labels(("background", *names), len(names) + 1)
     write_dataset_json(root, channels=["image"], labels=labels, ending=".nii.gz", cases=0, name=root.resolve().name)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is a full disk or an exhausted quota."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
 
 
 def token_of(path: Path) -> str:

@@ -1,9 +1,11 @@
 // The page: parts made and tied together.
 
 import { bytes, caseUrl, client, get, listen } from "./api.js";
+import { Accept } from "./accept.js";
 import { CaseList } from "./cases.js";
-import { conflict, download, help, history, make, toast } from "./dialogs.js";
-import { first, remember, takeOver } from "./first.js";
+import { alarm, conflict, download, help, history, make, toast } from "./dialogs.js";
+import { asked, first, remember, takeOver } from "./first.js";
+import { Hud } from "./hud.js";
 import { keys } from "./keys.js";
 import { Learn } from "./learn.js";
 import { Pointer } from "./pointer.js";
@@ -11,10 +13,11 @@ import { Review } from "./review.js";
 import { SliceStrip } from "./slices.js";
 import { Strokes } from "./strokes.js";
 import { receive } from "./upload.js";
+import { View } from "./view.js";
 import { Viewer } from "./viewer.js";
 
 const $ = (id) => document.getElementById(id);
-const ERASER = -1;
+const ERASER = -1, LOOK = -2; // tools beside the classes
 
 class Workbench {
   async start() {
@@ -26,36 +29,47 @@ class Workbench {
     const opened = names.includes(found?.name) ? found.name : names[0] ?? null;
     if (opened === found?.name) this.fetched = found;
     document.title = `${this.dataset.name} · workbench`;
-    $("dataset-name").textContent = this.dataset.name;
-    $("dataset-name").title = this.dataset.folder;
+    $("dataset-name").textContent = $("dataset-name").title = this.dataset.name;
+    $("dataset-name").title += ` (${this.dataset.folder})`;
     const { classes } = this.dataset;
-    this.viewer.classes = classes;
+    this.viewer.layers.classes = classes;
     this.strokes = new Strokes({
-      changed: (indices, values) => { this.viewer.setVoxels(indices, values); this.edited(indices); },
-      replaced: () => { this.viewer.setStrokes(this.strokes.labels); this.measure(); },
+      changed: (indices) => { this.viewer.layers.setVoxels(indices); this.edited(indices); },
+      replaced: () => { this.viewer.layers.setStrokes(this.strokes.labels); this.measure(); },
       status: (text, kind) => { $("saved").textContent = text; $("saved").className = kind; if (text === "Saved") this.afterSave(); },
+      failed: (problem) => alarm(problem, () => this.strokes.flush()),
       conflict,
     });
     this.strip = new SliceStrip($("slices"), classes, (z) => this.go(z));
     this.list = new CaseList(this.dataset, (name) => this.open(name));
-    this.review = new Review($("review"), {
-      viewer: this.viewer, strokes: this.strokes, classes, go: (z) => this.go(z), edited: (indices) => this.edited(indices), slice: () => this.viewer.slice, editable: () => this.editable,
-    });
-    this.viewer.moved = () => { this.review.position(); };
+    const shared = {
+      viewer: this.viewer, strokes: this.strokes, classes, picture: this.dataset.picture, edited: (indices) => this.edited(indices), editable: () => this.editable,
+      go: (voxel) => { this.viewer.centre(voxel, 2); this.placed(); }, name: () => this.name,
+    };
+    this.accept = new Accept(shared);
+    this.review = new Review($("review"), shared, this.accept);
+    this.accept.maps = () => this.review.maps ?? {};
+    this.accept.load = (kind) => this.review.load(kind);
+    this.hud = new Hud($("hud"), $("readout"), this.viewer, { picture: this.dataset.picture, classes, crosshair: () => this.label === LOOK });
+    this.view = new View($("look"), this.viewer, this.dataset, { reload: () => this.open(this.name, this.viewer.slice), changed: () => this.placed() });
+    this.viewer.moved = () => { this.hud.draw(); this.review.position(); };
     this.pointer = new Pointer($("canvas"), $("brush"), this.viewer, {
       drawing: () => this.editable,
-      colour: () => (this.label === ERASER ? "#ffffff" : classes[this.label].colour),
+      looking: () => this.label === LOOK,
+      colour: () => (this.label < 0 ? "#ffffff" : classes[this.label].colour),
       begin: (erasing) => { this.value = erasing ? 0 : this.label + 1; this.strokes.begin(); },
       paint: (voxels) => this.paint(voxels),
-      end: (undone) => { if (undone) this.strokes.cancel(); else this.strokes.end(); this.edited([]); },
-      window: (dx, dy) => { $("contrast").value = Number($("contrast").value) + dx / 3; $("brightness").value = Number($("brightness").value) - dy / 3; this.window(); },
-      take: (point) => this.takePart(point),
-      scroll: (by) => this.go(this.viewer.slice + by),
+      end: (undone) => { if (undone) this.strokes.cancel(); else this.edited([...this.strokes.end()]); },
+      window: (dx, dy) => this.view.drag(dx, dy),
+      take: (index) => this.takePart(index),
+      look: (index) => { this.viewer.look(this.viewer.grid.voxel(index)); this.placed(); },
+      scroll: (depth, by) => { this.viewer.scroll(depth, by); this.placed(); },
+      hover: (at) => this.hud.read(at),
     });
     this.chooser(classes);
     this.controls();
     keys(this);
-    await this.open(opened);
+    await this.open(opened, asked.slice);
     this.learn = new Learn($("learn"), {
       current: () => this.name, all: () => this.list.cases.map((c) => c.name), flush: () => this.strokes.flush(),
       predicted: (cases) => this.predicted(cases),
@@ -69,13 +83,13 @@ class Workbench {
   }
 
   // Cases ----------------------------------------------------------------------------------------------------------
-  image(name) { return bytes(caseUrl(name, `image/${this.channel ?? 0}`)); }
+  image(name) { return bytes(caseUrl(name, `image/${this.view.channel}`)); }
 
   // Whether strokes, image and prediction are all of the case named: while another one is being opened they are not.
   get editable() { return Boolean(this.name && this.strokes.labels); }
 
-  async open(name) {
-    const asked = performance.now(), turn = (this.turn = (this.turn ?? 0) + 1), before = this.name ?? this.left;
+  async open(name, slice) {
+    const begun = performance.now(), turn = (this.turn = (this.turn ?? 0) + 1), before = this.name ?? this.left;
     this.strokes.end(); // a stroke still being drawn stays with its case
     this.left = before;
     this.name = null;
@@ -89,7 +103,7 @@ class Workbench {
     this.left = null;
     this.review.close();
     $("empty").hidden = Boolean(name);
-    $("cases-panel").classList.remove("open");
+    this.showCases(false);
     this.list.select(name);
     if (!name) { this.buttons(); return; }
     this.strokes.clear();
@@ -99,7 +113,7 @@ class Workbench {
       this.fetched = null;
       const [image] = await Promise.all([early ?? this.image(name), this.strokes.open(name)]);
       if (turn !== this.turn) return;
-      await this.viewer.load(image);
+      await this.viewer.load(image, slice);
       if (this.strokes.shape.join() !== [...this.viewer.grid.dims].reverse().join())
         throw new Error(`The strokes of ${name} are ${this.strokes.shape.join(" × ")} voxels, its image is not; see pclmix check.`);
     } catch (error) {
@@ -110,15 +124,14 @@ class Workbench {
     if (turn !== this.turn) return;
     this.name = name;
     remember(name);
-    window.history.replaceState(null, "", `?case=${encodeURIComponent(name)}`);
-    this.viewer.radiological = $("mirror").checked && !this.dataset.picture;
-    $("brightness").value = $("contrast").value = 0;
-    this.viewer.setStrokes(this.strokes.labels);
+    this.view.opened();
+    this.viewer.layers.setStrokes(this.strokes.labels);
     this.measure();
-    this.go(this.viewer.slice);
+    this.pen(this.pointer.size);
+    this.placed();
     takeOver();
     document.body.dataset.ready = name;
-    requestAnimationFrame(() => performance.measure("case", { start: asked })); // read by benchmarks/web.py
+    requestAnimationFrame(() => performance.measure("case", { start: begun })); // read by benchmarks/web.py
     await this.showPrediction();
   }
 
@@ -130,12 +143,19 @@ class Workbench {
     document.body.dataset.predicted = known[0]?.run ?? "";
   }
 
-  async reloadCases() {
-    const found = await get("dataset");
+  // The list anew; `added` is a case that was dropped on this page and is to be opened.
+  async reloadCases(added = null) {
+    const found = await get("dataset"), kind = ({ picture, coloured, channels }) => JSON.stringify([picture, coloured, channels]);
+    if (kind(found) !== kind(this.dataset)) { // an empty dataset has become one of the first image's kind
+      await this.strokes.flush();
+      location.replace(`?case=${encodeURIComponent(added ?? found.cases[0]?.name ?? "")}`);
+      return;
+    }
     this.list.replace(found.cases);
     this.list.setProgress(await get("progress"));
     this.learn?.enable(); // dropped while the first case opens, there is none yet
-    if (!this.list.current && found.cases.length) await this.open(found.cases[0].name); // the first image of all
+    const wanted = added ?? (this.list.current ? null : found.cases[0]?.name);
+    if (wanted) await this.open(wanted);
   }
 
   async predicted(cases) {
@@ -162,8 +182,19 @@ class Workbench {
   go(z) {
     if (!this.viewer.grid) return;
     this.viewer.show(z);
-    this.strip.show(this.viewer.slice);
-    $("corner").textContent = `Slice ${this.viewer.slice + 1} of ${this.viewer.grid.slices}`;
+    this.placed();
+  }
+
+  // Another slice is shown, or the same in another way.
+  placed() {
+    const { slice, grid } = this.viewer, many = grid.slices > 1;
+    this.strip.show(slice);
+    $("corner").textContent = many && !(this.viewer.three && this.viewer.hasDepth) ? `Slice ${slice + 1} of ${grid.slices}` : "";
+    clearTimeout(this.noting); // browsers allow few such changes a second
+    this.noting = setTimeout(() => {
+      const at = many ? `&slice=${slice + 1}` : "";
+      if (this.name) window.history.replaceState(null, "", `?case=${encodeURIComponent(this.name)}${at}`);
+    }, 200);
   }
 
   measure() {
@@ -172,35 +203,37 @@ class Workbench {
     this.buttons();
   }
 
-  // Strokes changed in the slice shown and at these voxels: only their slices are looked at again.
+  // An edit is over. Only the slices of its voxels, and the one shown, are looked at again.
   edited(indices) {
     if (!this.strokes.labels) return;
     const [nx, ny] = this.viewer.grid.dims, slices = new Set([this.viewer.slice]);
     for (const index of indices) slices.add(Math.floor(index / (nx * ny)));
     for (const z of slices) this.strip.update(this.strokes.labels, z);
     this.strip.render();
+    this.viewer.layers.settle(indices);
     this.buttons();
   }
 
   buttons() {
     $("undo").disabled = !this.strokes.past.length;
     $("redo").disabled = !this.strokes.future.length;
+    $("between").hidden = !this.viewer.grid || this.viewer.grid.slices < 3;
   }
 
   paint(voxels) {
     if (!this.editable) return;
-    for (const index of voxels) if (this.strokes.set(index, this.value)) this.viewer.setVoxel(index, this.value);
-    this.viewer.refresh();
+    const { layers } = this.viewer;
+    for (const index of voxels) if (this.strokes.set(index, this.value)) layers.setVoxel(index);
+    layers.refresh();
   }
 
   clearSlice() {
     if (!this.editable) return;
     const [nx, ny] = this.viewer.grid.dims, from = this.viewer.slice * nx * ny;
     this.strokes.begin("clear");
-    for (let i = from; i < from + nx * ny; i++) if (this.strokes.set(i, 0)) this.viewer.setVoxel(i, 0);
-    this.strokes.end();
-    this.viewer.refresh();
-    this.edited([]);
+    for (let i = from; i < from + nx * ny; i++) if (this.strokes.set(i, 0)) this.viewer.layers.setVoxel(i);
+    this.edited([...this.strokes.end()]);
+    this.viewer.layers.refresh();
   }
 
   undo() { if (this.editable) { this.strokes.undo(); this.buttons(); } }
@@ -208,10 +241,13 @@ class Workbench {
 
   // Controls -------------------------------------------------------------------------------------------------------
   chooser(classes) {
-    const entries = [...classes.map((c, k) => [k, c.name, c.colour, String(k)]).slice(1), [0, "Background", classes[0].colour, "0"], [ERASER, "Eraser", null, "E"]];
+    const entries = [
+      ...classes.map((c, k) => [k, c.name, c.colour, String(k)]).slice(1), [0, "Background", classes[0].colour, "0"],
+      [ERASER, "Eraser", "eraser", "E"], [LOOK, "Crosshair", "cross", "X"],
+    ];
     $("classes").replaceChildren(...entries.map(([k, name, colour, key]) => {
-      const dot = make("i", { className: colour ? "" : "eraser" });
-      if (colour) dot.style.background = colour;
+      const dot = make("i", { className: k < 0 ? colour : "" });
+      if (k >= 0) dot.style.background = colour;
       const button = make("button", { dataset: { label: k }, onclick: () => this.choose(k) }, dot, name, key.length === 1 ? make("kbd", {}, key) : null);
       button.setAttribute("role", "radio");
       return button;
@@ -222,58 +258,48 @@ class Workbench {
   choose(label) {
     this.label = label;
     for (const button of $("classes").children) button.setAttribute("aria-checked", String(Number(button.dataset.label) === label));
+    $("canvas").classList.toggle("looking", label === LOOK);
+    this.hud.draw();
   }
 
+  // The pen's size is in voxels, of which a large picture has several to a step.
   pen(size) {
     const value = Math.max(1, Math.min(21, size));
     this.pointer.size = value;
     $("pen").value = value;
-    $("pen-size").textContent = value;
+    $("pen-size").textContent = value * this.viewer.layers.unit;
   }
 
-  window() { // brightness moves the window, contrast narrows it; each step is a hundredth of its width
-    if (!this.viewer.window) return;
-    const [low, high] = this.viewer.window, width = (high - low) || 1;
-    const centre = (low + high) / 2 - (Number($("brightness").value) / 100) * width;
-    const half = (width / 2) * Math.exp(-Number($("contrast").value) / 50);
-    this.viewer.setWindow(centre - half, centre + half);
+  showCases(open) {
+    $("cases-panel").classList.toggle("open", open);
+    $("show-cases").setAttribute("aria-expanded", String(open));
   }
-
-  resetWindow() { $("brightness").value = $("contrast").value = 0; this.window(); }
 
   controls() {
     $("pen").oninput = () => this.pen(Number($("pen").value));
     $("undo").onclick = () => this.undo();
     $("redo").onclick = () => this.redo();
     $("clear").onclick = () => this.clearSlice();
-    $("brightness").oninput = $("contrast").oninput = () => this.window();
-    $("reset-window").onclick = () => this.resetWindow();
-    $("fit").onclick = () => this.viewer.fit();
-    $("stroke-opacity").oninput = () => { this.viewer.setStrength("stroke", Number($("stroke-opacity").value) / 100); };
-    $("mirror").onchange = () => { this.viewer.radiological = $("mirror").checked; };
-    $("mirror").parentElement.hidden = this.dataset.picture;
+    $("between").onclick = () => this.accept.between();
+    $("planes").onclick = () => this.view.togglePlanes();
     $("help").onclick = help;
     $("export").onclick = download;
     $("history").onclick = () => { if (this.name) history(this.strokes, () => this.reopenStrokes()).catch((e) => toast(e.message, true)); };
-    $("show-cases").onclick = () => $("cases-panel").classList.toggle("open");
-    if (this.dataset.channels.length > 1) {
-      $("channel-field").hidden = false;
-      $("channel").replaceChildren(...this.dataset.channels.map((name, i) => new Option(name, i)));
-      $("channel").onchange = () => { this.channel = Number($("channel").value); this.open(this.name); };
-    }
-    receive(this.dataset.takes, (text) => { $("saved").textContent = text; }, () => this.reloadCases());
+    $("show-cases").onclick = () => this.showCases(!$("cases-panel").classList.contains("open"));
+    receive(this.dataset.takes, (text) => { $("saved").textContent = text; }, (added) => this.reloadCases(added));
     window.addEventListener("beforeunload", (e) => { if (this.strokes.unsaved) e.preventDefault(); });
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.strokes.flush(); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.strip.render());
   }
 
-  takePart(point) {
-    if (!this.review.maps?.prediction || !this.review.on.prediction) return;
-    this.review.acceptPart(this.viewer.voxelAt(...point));
+  takePart(index) {
+    if (this.review.maps?.prediction && this.review.on.prediction) this.accept.part(index);
+    else toast("Show the prediction first: Shift + click takes over one part of it.");
   }
 
   async reopenStrokes() {
     await this.strokes.open(this.name);
-    this.viewer.setStrokes(this.strokes.labels);
+    this.viewer.layers.setStrokes(this.strokes.labels);
     this.measure();
   }
 }

@@ -1,5 +1,6 @@
 // The list of cases: how far each is, filter, order, next and previous.
 
+import { caseUrl } from "./api.js";
 import { make } from "./dialogs.js";
 
 const $ = (id) => document.getElementById(id);
@@ -10,6 +11,8 @@ export class CaseList {
     this.open = open;
     this.progress = {};
     this.rows = new Map();
+    this.pictures = new Map();
+    this.waiting = [];
     this.current = null;
     this.replace(dataset.cases);
     for (const id of ["filter", "show", "sort"]) $(id).addEventListener("input", () => this.render());
@@ -22,7 +25,7 @@ export class CaseList {
     this.byName = new Map(cases.map((c) => [c.name, c]));
   }
 
-  setProgress(progress) { Object.assign(this.progress, progress); this.render(); }
+  setProgress(progress) { Object.assign(this.progress, progress); this.render(); this.showPictures(); }
 
   // Share of slices with a stroke, 0 to 1.
   drawn(name) { const p = this.progress[name]; return p && p.slices ? p.touched / p.slices : 0; }
@@ -36,12 +39,12 @@ export class CaseList {
       predicted: (c) => c.predictions.length > 0,
       problem: (c) => Boolean(this.progress[c.name]?.problem),
     }[show];
-    const quality = (c) => c.predictions[0]?.quality ?? 2;
+    const certainty = (c) => c.predictions[0]?.certainty ?? 2;
     const order = {
       name: (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }),
       least: (a, b) => this.drawn(a.name) - this.drawn(b.name),
       most: (a, b) => this.drawn(b.name) - this.drawn(a.name),
-      worst: (a, b) => quality(a) - quality(b),
+      worst: (a, b) => certainty(a) - certainty(b),
     };
     return this.cases
       .filter((c) => keep(c) && c.name.toLowerCase().includes(text))
@@ -71,7 +74,7 @@ export class CaseList {
   }
 
   known(c) {
-    const key = JSON.stringify([this.progress[c.name], c.predictions[0]?.quality, c.name === this.current]);
+    const key = JSON.stringify([this.progress[c.name], c.predictions[0]?.certainty, c.name === this.current]);
     const before = this.rows.get(c.name);
     if (before?.key === key) return before.row;
     const row = this.row(c);
@@ -80,11 +83,10 @@ export class CaseList {
   }
 
   row(c) {
-    const p = this.progress[c.name], quality = c.predictions[0]?.quality;
-    const meter = make("div", { className: "meter" });
-    const button = make("button", { title: c.name, onclick: () => this.open(c.name) }, make("b", {}, c.name), meter);
+    const p = this.progress[c.name], certainty = c.predictions[0]?.certainty, about = [];
+    const meter = make("span", { className: "meter" });
+    const button = make("button", { title: c.name, onclick: () => this.open(c.name) }, this.picture(c.name), make("b", {}, c.name), meter);
     button.setAttribute("aria-current", String(c.name === this.current));
-    if (p?.problem) button.append(make("div", { className: "problem" }, p.problem));
     if (p && p.size) {
       this.classes.forEach((k, i) => {
         const share = p.voxels[i] / p.size; // strokes cover parts of a percent: the bar grows with the root
@@ -93,10 +95,28 @@ export class CaseList {
         fill.style.background = k.colour;
         meter.append(make("i", { title: `${k.name}: ${(share * 100).toPrecision(2)} % of the image drawn` }, fill));
       });
-      meter.append(make("span", { title: "Slices with strokes" }, `${p.touched}/${p.slices}`));
+      if (p.slices > 1) about.push(`${p.touched}/${p.slices} slices`);
+      else about.push(p.touched ? "drawn" : "nothing drawn");
     }
-    if (quality !== undefined)
-      meter.append(make("span", { title: "How good the model itself expects its prediction to be; often too hopeful" }, `≈ ${Math.round(quality * 100)} %`));
-    return button;
+    if (certainty !== undefined) about.push(`${Math.round(certainty * 100)} % certain`);
+    button.append(make("span", { className: "about" }, about.join(" · ")));
+    if (p?.problem) button.append(make("span", { className: "problem" }, p.problem));
+    return make("li", {}, button);
+  }
+
+  // Made once for each case: a row that is drawn anew keeps its picture.
+  picture(name) {
+    if (!this.pictures.has(name)) {
+      const picture = make("img", { className: "thumb", alt: "", loading: "lazy", decoding: "async", fetchPriority: "low" });
+      picture.onerror = () => { picture.removeAttribute("src"); };
+      this.pictures.set(name, picture);
+      this.waiting.push([picture, `/api/${caseUrl(name, "thumbnail")}`]);
+    }
+    return this.pictures.get(name);
+  }
+
+  // The first image goes before: pictures are asked for once it is there.
+  showPictures() {
+    for (const [picture, source] of this.waiting.splice(0)) picture.src = source;
   }
 }

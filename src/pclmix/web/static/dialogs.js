@@ -19,6 +19,27 @@ export function toast(text, bad = false) {
   setTimeout(() => note.remove(), bad ? 9000 : 3500);
 }
 
+// Strokes that could not be saved: said above the image until they are. Null takes the notice away.
+export function alarm(problem, again) {
+  const box = document.getElementById("alert");
+  box.hidden = !problem;
+  if (!problem) { box.replaceChildren(); return; }
+  const kept = "Your strokes are kept in this page and tried again every few seconds; leave it open.";
+  const text = `${sentence(problem.message)} ${problem.lost ? "These strokes have no place any more." : `${WAY_OUT[problem.status] ?? ""} ${kept}`}`;
+  if (box.dataset.text === text && box.childElementCount) return; // read out once, not at every try
+  box.dataset.text = text;
+  box.replaceChildren(make("b", {}, "Your last strokes are not saved."), make("span", {}, text),
+    problem.lost ? make("button", { onclick: () => alarm(null) }, "Close") : make("button", { onclick: again }, "Try now"));
+}
+
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
+const WAY_OUT = {
+  401: "Open the address that pclmix serve printed.",
+  403: "Open the address that pclmix serve printed.",
+  500: "The terminal that pclmix serve runs in may say more.",
+  undefined: "Start it again with pclmix serve, on the same port.",
+};
+
 // Show content and wait for one of the buttons, [value, text, is main]; Escape means the first.
 export function ask(title, content, buttons) {
   return new Promise((resolve) => {
@@ -26,7 +47,7 @@ export function ask(title, content, buttons) {
     for (const [value, text, main] of buttons)
       end.append(make("button", { className: main ? "main" : "", onclick: () => close(value) }, text));
     const close = (value) => { dialog.onclose = null; dialog.close(); resolve(value); };
-    dialog.replaceChildren(make("h2", {}, title), ...[content].flat(), end);
+    dialog.replaceChildren(make("h2", { id: "dialog-title" }, title), ...[content].flat(), end);
     dialog.onclose = () => resolve(buttons[0][0]);
     dialog.showModal();
     end.querySelector(".main")?.focus();
@@ -35,16 +56,19 @@ export function ask(title, content, buttons) {
 
 const KEYS = [
   ["Drag", "draw"], ["Wheel or ↑ ↓", "other slice"],
-  ["1 … 9", "choose a class"], ["Ctrl + wheel, pinch", "zoom"],
+  ["1 … 9", "choose a class"], ["Ctrl + wheel, pinch, + −", "zoom"],
   ["0", "background"], ["Space + drag", "move the image"],
-  ["E", "eraser"], ["Right button + drag", "brightness, contrast"],
+  ["E", "eraser"], ["Right button + drag", "level and width"],
   ["[ ]", "pen size"], ["F", "fit to the window"],
-  ["Ctrl + Z", "undo"], ["R", "reset brightness"],
+  ["Ctrl + Z", "undo"], ["R", "automatic window"],
   ["Ctrl + Shift + Z", "redo"], ["H", "hide or show strokes"],
   ["C", "clear this slice"], ["O", "prediction on or off"],
   ["← →", "other case"], ["U", "doubt on or off"],
-  ["G", "next place to draw"], ["A", "take over this slice"],
-  ["D", "changes on or off"], ["Shift + click", "take over one part"],
+  ["G", "next place to draw"], ["D", "changes on or off"],
+  ["I", "fill in between drawn slices"], ["A", "take over this slice"],
+  ["P", "one plane or three"], ["Shift + click", "take over one region"],
+  ["X, or Alt + drag", "move the crosshair"], ["Shift + arrows", "the same, on the image"],
+  ["Enter", "pen down and up there"], ["?", "this list"],
 ];
 
 export function help() {
@@ -63,7 +87,7 @@ export function conflict() {
 
 const WORDS = {
   strokes: "strokes", undo: "undo", redo: "redo", clear: "slice cleared", accept: "prediction accepted",
-  merge: "joined with another window", restored: "earlier state restored",
+  between: "filled in between slices", merge: "joined with another window", label: "labels from another program", restored: "earlier state restored",
 };
 
 export async function history(strokes, reload) {
@@ -88,7 +112,7 @@ export async function history(strokes, reload) {
 }
 
 export function download() {
-  const link = (href, text) => make("p", {}, make("a", { href, download: "" }, make("button", {}, text)));
+  const link = (href, text) => make("p", {}, make("a", { href, download: "", className: "button" }, text));
   return ask("Download", [
     link("/api/export/dataset.zip", "The dataset: images and strokes (zip)"),
     link("/api/export/predictions.zip", "The newest predictions (zip)"),

@@ -3,6 +3,7 @@
 
 import { Grid } from "./grid.js";
 import { gunzip, parse } from "./nifti.js";
+import { layout } from "./planes.js";
 
 const MOST = 1500; // milliseconds to wait for a slice, however large its volume
 
@@ -10,6 +11,10 @@ const MOST = 1500; // milliseconds to wait for a slice, however large its volume
 export const kept = (key) => { try { return localStorage.getItem(`pclmix.${key}`); } catch { return null; } };
 export const keep = (key, value) => { try { localStorage.setItem(`pclmix.${key}`, value); } catch { /* forbidden */ } };
 export const remember = (name) => keep("case", name); // the case that was open last
+
+// What the address asks for: a case, and a slice of it counted from 1.
+const address = new URLSearchParams(location.search);
+export const asked = { case: address.get("case"), slice: Number(address.get("slice")) > 0 ? Number(address.get("slice")) - 1 : undefined };
 
 const frame = () => new Promise((resolve) => { requestAnimationFrame(resolve); });
 let canvas = null, slice = null, watching = null, over = false;
@@ -29,7 +34,7 @@ export function takeOver() {
 }
 
 async function fetchFirst() {
-  const wanted = new URLSearchParams(location.search).get("case") ?? kept("case") ?? "";
+  const wanted = asked.case ?? kept("case") ?? "";
   const response = await fetch(`/api/first?case=${encodeURIComponent(wanted)}`);
   if (response.status !== 200) return null;
   const image = await response.arrayBuffer(), picture = response.headers.get("x-picture") === "1";
@@ -43,7 +48,9 @@ async function show() {
   if (!sheet.sheet) await new Promise((resolve) => { sheet.addEventListener("load", resolve); });
   while (!document.getElementById("slices")) await frame(); // the page's own text is still coming
   if (over) return; // the viewer was faster
-  slice = render(volume, !found.picture);
+  slice = render(volume, found);
+  document.getElementById("view").classList.toggle("with-slices", slice.many);
+  document.getElementById("slices").hidden = !slice.many;
   canvas = Object.assign(document.createElement("canvas"), { id: "first" });
   document.getElementById("canvas-box").append(canvas);
   watching = new ResizeObserver(paint);
@@ -54,34 +61,38 @@ async function show() {
   performance.mark("first slice"); // read by benchmarks/web.py
 }
 
-// The middle slice as a picture of one pixel a voxel, turned as the viewer turns it, and its size in millimetres.
-function render({ dims, pixDims, perm, voxels, scaled, window: [low, high] }, radiological) {
-  const grid = new Grid(dims, perm), [p, q] = grid.plane, [width, height] = [grid.ras[p], grid.ras[q]];
-  const middle = grid.rasVoxel(0, 0, Math.floor(grid.slices / 2));
-  const picture = new ImageData(width, height), grey = 255 / (high - low || 1);
-  const mirrored = radiological && p === 0; // the patient's left on the right
-  let at = 0;
+// One slice as a picture of one pixel a voxel, turned as the viewer turns it, and its size in millimetres.
+function render({ dims, pixDims, perm, oriented, coloured, voxels, scaled, window: [low, high] }, { name, picture }) {
+  const grid = new Grid(dims, perm), [p, q] = grid.plane(), [width, height] = [grid.ras[p], grid.ras[q]];
+  const wanted = name === asked.case && asked.slice !== undefined ? asked.slice : Math.floor(grid.slices / 2);
+  const at = grid.rasVoxel(0, 0, Math.min(grid.slices - 1, wanted));
+  const drawn = new ImageData(width, height), grey = 255 / (high - low || 1);
+  const mirrored = !picture && oriented && p === 0; // the patient's left on the right
+  const colours = coloured ? [0, 1, 2] : [0, 0, 0], each = coloured ? 3 : 1;
+  let to = 0;
   for (let y = height - 1; y >= 0; y--) // up is anterior or superior
     for (let x = 0; x < width; x++) {
-      middle[p] = mirrored ? width - 1 - x : x;
-      middle[q] = y;
-      const value = (scaled(voxels[grid.native(...middle)]) - low) * grey;
-      picture.data[at++] = value;
-      picture.data[at++] = value;
-      picture.data[at++] = value;
-      picture.data[at++] = 255;
+      at[p] = mirrored ? width - 1 - x : x;
+      at[q] = y;
+      const from = each * grid.native(...at);
+      for (const k of colours) drawn.data[to++] = (scaled(voxels[from + k]) - low) * grey;
+      drawn.data[to++] = 255;
     }
   const held = document.createElement("canvas");
   Object.assign(held, { width, height });
-  held.getContext("2d", { willReadFrequently: true }).putImageData(picture, 0, 0);
-  return { held, size: [width * pixDims[grid.axis[p]], height * pixDims[grid.axis[q]]] };
+  held.getContext("2d", { willReadFrequently: true }).putImageData(drawn, 0, 0);
+  const three = kept("planes") === "3" && !picture && grid.slices > 3;
+  return { held, size: [width * pixDims[grid.axis[p]], height * pixDims[grid.axis[q]]], many: grid.slices > 1, three, depth: grid.depth };
 }
 
 function paint() {
   if (!canvas || !slice) return;
   const dpr = devicePixelRatio || 1, { held, size } = slice;
+  const [[, left, top, boxWidth, boxHeight]] = layout(slice.depth, slice.three, canvas.clientWidth, canvas.clientHeight);
   canvas.width = canvas.clientWidth * dpr;
   canvas.height = canvas.clientHeight * dpr;
-  const scale = Math.min(canvas.width / size[0], canvas.height / size[1]), [w, h] = size.map((n) => n * scale);
-  canvas.getContext("2d", { willReadFrequently: true }).drawImage(held, (canvas.width - w) / 2, (canvas.height - h) / 2, w, h);
+  const scale = dpr * Math.min(boxWidth / size[0], boxHeight / size[1]), [w, h] = size.map((n) => n * scale);
+  const [x, y] = [dpr * (left + boxWidth / 2) - w / 2, dpr * (top + boxHeight / 2) - h / 2];
+  const edge = (at) => Math.ceil(at - 0.5); // whole pixels, as WebGL fills them
+  canvas.getContext("2d", { willReadFrequently: true }).drawImage(held, edge(x), edge(y), edge(x + w) - edge(x), edge(y + h) - edge(y));
 }

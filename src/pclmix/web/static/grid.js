@@ -13,11 +13,24 @@ export class Grid {
     this.start = this.axis.reduce((sum, a, i) => sum + (this.reversed[i] ? step[a] * (dims[a] - 1) : 0), 0);
     this.rasStep = [1, this.ras[0], this.ras[0] * this.ras[1]];
     this.depth = this.axis.indexOf(2); // the RAS axis along which native slices lie
-    this.plane = [0, 1, 2].filter((i) => i !== this.depth);
   }
 
   get size() { return this.dims[0] * this.dims[1] * this.dims[2]; }
   get slices() { return this.dims[2]; }
+
+  // The two RAS axes of the plane across RAS axis `depth`; without one, of the native slices.
+  plane(depth = this.depth) { return [0, 1, 2].filter((i) => i !== depth); }
+
+  // Native column, row and slice of a native index, and back.
+  voxel(index) {
+    const [nx, ny] = this.dims;
+    return [index % nx, Math.floor(index / nx) % ny, Math.floor(index / (nx * ny))];
+  }
+
+  index([x, y, z]) { return x + this.dims[0] * (y + this.dims[1] * z); }
+
+  // Position along a RAS axis of a native voxel.
+  along(i, voxel) { const v = voxel[this.axis[i]]; return this.reversed[i] ? this.ras[i] - 1 - v : v; }
 
   native(i, j, k) { return this.start + i * this.step[0] + j * this.step[1] + k * this.step[2]; }
 

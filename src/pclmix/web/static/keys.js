@@ -4,11 +4,14 @@ import { help } from "./dialogs.js";
 
 export function keys(bench) {
   const go = (by) => () => bench.go(bench.viewer.slice + by);
+  const shown = () => Boolean(bench.viewer.grid);
   const table = {
-    "?": help, e: () => bench.choose(-1), "[": () => bench.pen(bench.pointer.size - 2), "]": () => bench.pen(bench.pointer.size + 2),
-    c: () => bench.clearSlice(), f: () => bench.viewer.fit(), r: () => bench.resetWindow(),
+    "?": help, e: () => bench.choose(-1), x: () => bench.choose(-2),
+    "[": () => bench.pen(bench.pointer.size - 2), "]": () => bench.pen(bench.pointer.size + 2),
+    c: () => bench.clearSlice(), f: () => bench.viewer.fit(), r: () => bench.view.reset(), p: () => bench.view.togglePlanes(),
     o: () => bench.review.toggle("prediction"), u: () => bench.review.toggle("unsure"), d: () => bench.review.toggle("difference"),
-    a: () => bench.review.acceptSlice(), g: () => bench.review.next(),
+    a: () => bench.accept.slice(), g: () => bench.review.next(), i: () => bench.accept.between(),
+    "+": () => bench.pointer.zoomHere(1.25), "-": () => bench.pointer.zoomHere(0.8),
     ArrowUp: go(-1), ArrowDown: go(1), PageUp: go(-5), PageDown: go(5),
     ArrowLeft: () => bench.list.step(-1), ArrowRight: () => bench.list.step(1),
     h: () => {
@@ -25,11 +28,12 @@ export function keys(bench) {
     if (command && key === "z") { event.preventDefault(); event.shiftKey ? bench.redo() : bench.undo(); return; }
     if (command && key === "y") { event.preventDefault(); bench.redo(); return; }
     if (command || event.altKey) return;
-    if (key === " " && !target.matches?.("button, summary")) { event.preventDefault(); bench.pointer.space = true; return; }
+    if (target.id === "canvas" && bench.pointer.key(event)) { event.preventDefault(); return; }
+    if (key === " " && !target.matches?.("button, summary, input")) { event.preventDefault(); bench.pointer.space = true; return; }
     if (/^[0-9]$/.test(key) && Number(key) < bench.dataset.classes.length) { bench.choose(Number(key)); return; }
-    if (target.matches?.("input[type=range]") && key.startsWith("Arrow")) return;
+    if (target.matches?.("input[type=range]") && (key.startsWith("Arrow") || key.startsWith("Page"))) return;
     const action = table[key];
-    if (action) { event.preventDefault(); action(); }
+    if (action && (shown() || key === "?")) { event.preventDefault(); action(); }
   });
   document.addEventListener("keyup", (event) => { if (event.key === " ") bench.pointer.space = false; });
 }

@@ -5,8 +5,9 @@ import { make, toast } from "./dialogs.js";
 import { keep, kept } from "./first.js";
 
 const RECIPES = {
-  tiny: "Trial: seconds, coarse", demo: "Small: minutes on any computer", fast: "Standard", paper: "As published: hours",
+  plan: "Planned from the data", tiny: "Trial: seconds, coarse", demo: "Small: minutes on any computer", fast: "Standard", paper: "As published: hours",
 };
+const PHASES = { preparing: "Prepare", training: "Train", finishing: "Finish", predicting: "Predict" };
 const remembered = (key, otherwise) => kept(key) ?? otherwise;
 
 export function clock(seconds) {
@@ -23,7 +24,7 @@ export class Learn {
     this.seen = 0;
     this.recipe = make("select", { id: "recipe" });
     this.method = make("select", { id: "method" });
-    this.minutes = make("input", { id: "minutes", type: "number", min: 0.1, step: "any", placeholder: "as the recipe says", value: remembered("minutes", "") });
+    this.minutes = make("input", { id: "minutes", type: "number", min: 0.1, step: "any", placeholder: "5, or as the recipe says", value: remembered("minutes", "") });
     this.startButton = make("button", { id: "train", className: "main", onclick: () => this.train() }, "Train on my strokes");
     this.predictOne = make("button", { id: "predict", onclick: () => this.predict([context.current()]) }, "Predict this");
     this.predictAll = make("button", { id: "predict-all", onclick: () => this.predict(context.all()) }, "Predict all");
@@ -40,9 +41,9 @@ export class Learn {
   async choices() {
     try {
       const { methods, recipes } = await get("jobs/choices");
-      const order = ["tiny", "demo", "fast", "paper"].filter((r) => recipes.includes(r));
+      const order = ["plan", "tiny", "demo", "fast", "paper"].filter((r) => recipes.includes(r));
       this.recipe.replaceChildren(...order.map((r) => new Option(RECIPES[r], r)));
-      this.recipe.value = remembered("recipe", order.includes("fast") ? "fast" : order[0]);
+      this.recipe.value = remembered("recipe", order[0]);
       this.method.replaceChildren(...methods.map((m) => Object.assign(new Option(m.name === "pclmix" ? "pclmix (recommended)" : m.name, m.name), { title: m.summary })));
       this.method.value = remembered("method", "pclmix");
       if (!this.method.value) this.method.value = methods[0]?.name;
@@ -104,27 +105,42 @@ export class Learn {
       return;
     }
     const parts = [make("p", { id: "job-text" }, this.words(job))];
+    if (this.running && job.kind === "train") parts.push(this.steps(job));
     if (this.running) {
-      const share = job.phase === "predicting" ? job.done / Math.max(1, job.total) : job.share ?? 0;
-      parts.push(make("progress", { max: 1, value: share }));
+      const share = { training: job.share, predicting: job.done / Math.max(1, job.total) }[job.phase];
+      const bar = make("progress", { max: 1 }); // without a value it says that something goes on
+      if (share !== undefined && job.status === "running") bar.value = share;
+      bar.setAttribute("aria-label", this.words(job));
+      parts.push(bar);
     }
     if (job.curve?.length > 1) parts.push(curve(job.curve));
     if (job.status === "failed") parts.push(make("p", { className: "message" }, job.message));
-    const buttons = [];
+    const buttons = [], focused = document.activeElement?.id;
     if (this.running)
       buttons.push(make("button", { id: "stop", onclick: () => this.act("jobs/stop", {}) }, job.status === "stopping" ? "End at once" : "Stop"));
     if (job.resumable) buttons.push(make("button", { id: "resume", onclick: () => this.act("jobs/resume", { id: job.id }) }, "Go on"));
     if (buttons.length) parts.push(make("div", { className: "row" }, ...buttons));
     this.state.replaceChildren(...parts);
+    if (["stop", "resume"].includes(focused)) document.getElementById(focused)?.focus();
+  }
+
+  // What a training goes through, the present step marked: a bar that starts anew is not one that jumps back.
+  steps(job) {
+    const names = Object.keys(PHASES).filter((phase) => phase !== "predicting" || job.then), at = names.indexOf(job.phase);
+    return make("ol", { className: "steps" }, ...names.map((phase, i) => {
+      const item = make("li", { className: i < at ? "past" : "" }, PHASES[phase]);
+      if (i === at) item.setAttribute("aria-current", "step");
+      return item;
+    }));
   }
 
   words(job) {
     if (job.status === "stopping") return "Saving and stopping…";
     if (job.status === "running") {
+      if (job.phase === "training") return `Training: ${Math.floor(job.share * 100)} %` + (job.left ? `, about ${clock(job.left)} left` : "");
       if (job.phase === "predicting") return `Predicting: ${job.done} of ${job.total}`;
-      if (job.kind === "train" && job.share > 0)
-        return `Training: ${Math.floor(job.share * 100)} %` + (job.left ? `, about ${clock(job.left)} left` : "");
-      return "Preparing…";
+      if (job.phase === "finishing") return "Finishing: saving the model, checking it on your strokes…";
+      return "Preparing: reading images and strokes…";
     }
     const what = job.kind === "train" ? "Training" : "Prediction";
     return { finished: `${what} finished.`, stopped: `${what} stopped.`, failed: `${what} could not go on.` }[job.status];
@@ -150,7 +166,7 @@ function curve(points) {
     return `${x.toFixed(1)},${(56 - ((values[i] - low) / Math.max(1e-6, high - low)) * 50).toFixed(1)}`;
   });
   const path = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  const style = { points: line.join(" "), fill: "none", stroke: "#4cc2b0", "stroke-width": "1.6", "vector-effect": "non-scaling-stroke" };
+  const style = { points: line.join(" "), fill: "none", stroke: "currentColor", "stroke-width": "1.6", "vector-effect": "non-scaling-stroke" };
   for (const [key, value] of Object.entries(style)) path.setAttribute(key, value);
   const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
   title.textContent = "How far off the model is on your strokes: it should fall";

@@ -1,6 +1,7 @@
 // A NIfTI-1 file read just far enough to show a slice of it as the viewer will: same axes, same window.
 
-const KINDS = { 2: Uint8Array, 4: Int16Array, 8: Int32Array, 16: Float32Array, 64: Float64Array, 256: Int8Array, 512: Uint16Array, 768: Uint32Array };
+const RGB24 = 128;
+const KINDS = { 2: Uint8Array, [RGB24]: Uint8Array, 4: Int16Array, 8: Int32Array, 16: Float32Array, 64: Float64Array, 256: Int8Array, 512: Uint16Array, 768: Uint32Array };
 const BINS = 1001, TAIL = 0.02, BORDER = 0.25; // of the viewer's own window
 
 export async function gunzip(buffer) {
@@ -9,7 +10,7 @@ export async function gunzip(buffer) {
   return new Response(new Blob([buffer]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-// {dims, pixDims, perm, voxels, scaled(value), window}, or null for a kind of file that is left to the viewer.
+// {dims, pixDims, perm, oriented, coloured, voxels, scaled(value), window}, or null for a kind of file that is left to the viewer.
 export function parse(buffer) {
   const view = new DataView(buffer), Kind = KINDS[view.getInt16(70, true)];
   const count = view.getInt16(40, true);
@@ -17,16 +18,19 @@ export function parse(buffer) {
   const dims = [1, 2, 3].map((i) => (i > count ? 1 : Math.max(1, view.getInt16(40 + 2 * i, true))));
   const pixDims = [1, 2, 3].map((i) => Math.abs(view.getFloat32(76 + 4 * i, true)));
   if (pixDims.some((size) => !(size > 0))) return null;
-  const from = view.getFloat32(108, true), size = dims[0] * dims[1] * dims[2] * Kind.BYTES_PER_ELEMENT;
+  const coloured = view.getInt16(70, true) === RGB24, each = coloured ? 3 : Kind.BYTES_PER_ELEMENT;
+  const from = view.getFloat32(108, true), size = dims[0] * dims[1] * dims[2] * each;
   if (!(from >= 348) || from + size > buffer.byteLength) return null;
   const perm = axes(affine(view, pixDims));
   if (!perm) return null;
   const voxels = new Kind(buffer.slice(from, from + size));
+  const oriented = view.getInt16(252, true) > 0 || view.getInt16(254, true) > 0;
+  if (coloured) return { dims, pixDims, perm, oriented, coloured, voxels, scaled: (value) => value, window: [0, 255] };
   const slope = view.getFloat32(112, true) || 1, intercept = view.getFloat32(116, true) || 0;
   const scaled = (value) => value * slope + intercept;
   const given = [view.getFloat32(128, true), view.getFloat32(124, true)];
   const window = given[1] > given[0] ? given : windowOf(voxels, dims).map(scaled);
-  return { dims, pixDims, perm, voxels, scaled, window };
+  return { dims, pixDims, perm, oriented, coloured, voxels, scaled, window };
 }
 
 // Rows of the rotation: of the sform, of the quaternion where that is the better known, or none.

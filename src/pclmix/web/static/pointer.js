@@ -1,8 +1,9 @@
-// Mouse, finger and pen on the image. The left button, a finger or the pen draws; two fingers zoom and move; the right
-// button changes brightness and contrast; the middle button, or the space bar held down, moves the image; a click with
-// Shift takes over a part of the prediction.
+// Mouse, finger, pen and keyboard on the image. The left button, a finger or the pen draws; two fingers zoom and move; the
+// right button changes the window; the middle button, or the space bar held down, moves the image; a click with Shift
+// takes over a part of the prediction. With Alt, or the tool "Crosshair", the crosshair moves instead.
 
 const PEN_REST = 2000; // milliseconds for which a finger beside a pen counts as the resting hand
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1] }; // along x or y, which way
 
 export class Pointer {
   constructor(canvas, brush, viewer, actions) {
@@ -12,12 +13,14 @@ export class Pointer {
     this.penSeen = -Infinity;
     this.space = false;
     this.size = 3;
+    this.keyboard = false; // whether the crosshair is moved, and perhaps draws, with the keys
     canvas.addEventListener("pointerdown", (e) => this.down(e));
     canvas.addEventListener("pointermove", (e) => this.move(e));
     for (const kind of ["pointerup", "pointercancel"]) canvas.addEventListener(kind, (e) => this.up(e));
-    canvas.addEventListener("pointerleave", () => { brush.hidden = true; });
+    canvas.addEventListener("pointerleave", () => { brush.hidden = true; this.hovered = null; actions.hover(null); });
     canvas.addEventListener("contextmenu", (e) => e.preventDefault());
     canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
+    canvas.addEventListener("blur", () => this.endKeys());
     this.rolled = 0;
   }
 
@@ -29,7 +32,8 @@ export class Pointer {
   down(event) {
     if (!this.viewer.grid) return;
     event.preventDefault();
-    this.canvas.focus?.();
+    this.endKeys();
+    this.canvas.focus({ preventScroll: true });
     if (event.pointerType === "pen") this.penSeen = event.timeStamp;
     if (event.pointerType === "touch") {
       this.fingers.set(event.pointerId, this.at(event));
@@ -37,45 +41,51 @@ export class Pointer {
       if (event.timeStamp - this.penSeen < PEN_REST) return;
     }
     if (this.mode) return;
+    const [x, y] = this.at(event), plane = this.viewer.at(x, y);
     if (event.button === 0 && event.shiftKey) {
-      const point = this.viewer.planePoint(...this.at(event));
-      if (point) this.actions.take(point);
+      if (plane) this.actions.take(plane.index(plane.point(x, y)));
       return;
     }
-    const draws = (event.button === 0 || event.button === 5) && !this.space;
-    if (draws && !this.actions.drawing()) return; // another case is being opened
+    const primary = (event.button === 0 || event.button === 5) && !this.space, looks = primary && (event.altKey || this.actions.looking());
+    const draws = primary && !looks;
+    if (!plane || (draws && !this.actions.drawing())) return; // another case is being opened
     try { this.canvas.setPointerCapture(event.pointerId); } catch { /* the pointer is gone already */ }
-    this.last = this.at(event);
+    this.last = [x, y];
+    this.plane = plane; // what is begun in a plane stays in it
     if (event.button === 1 || this.space) this.mode = "pan";
     else if (event.button === 2) this.mode = "window";
+    else if (looks) { this.mode = "look"; this.look(x, y); }
     else if (draws) {
       this.mode = "draw";
       this.erasing = event.button === 5 || (event.buttons & 32) !== 0; // the other end of a pen
       this.actions.begin(this.erasing);
-      this.point = this.viewer.planePoint(...this.last);
-      this.stamp(this.point, this.point);
+      this.point = plane.point(x, y);
+      this.stamp(plane, this.point, this.point);
     }
     this.canvas.classList.toggle("moving", this.mode === "pan");
   }
 
   move(event) {
     if (this.fingers.has(event.pointerId)) this.fingers.set(event.pointerId, this.at(event));
+    this.keyboard = false;
+    this.hovered = this.at(event);
     this.showBrush(event);
     if (this.mode === "pinch") { this.pinchMove(); return; }
-    if (!this.mode) return;
     if (this.mode === "draw") {
       const points = event.getCoalescedEvents?.() ?? [];
       for (const each of points.length ? points : [event]) {
-        const point = this.viewer.planePoint(...this.at(each));
-        if (point && this.point) this.stamp(this.point, point);
+        const point = this.plane.point(...this.at(each));
+        this.stamp(this.plane, this.point, point);
         this.point = point;
       }
-      return;
+    } else if (this.mode) {
+      const [x, y] = this.hovered, [dx, dy] = [x - this.last[0], y - this.last[1]];
+      this.last = [x, y];
+      if (this.mode === "pan") this.viewer.pan(dx, dy, x, y);
+      else if (this.mode === "look") this.look(x, y);
+      else this.actions.window(dx, dy);
     }
-    const [x, y] = this.at(event), [dx, dy] = [x - this.last[0], y - this.last[1]];
-    this.last = [x, y];
-    if (this.mode === "pan") this.viewer.pan(dx, dy, x, y);
-    else this.actions.window(dx, dy);
+    this.actions.hover(event.pointerType === "touch" ? null : this.hovered);
   }
 
   up(event) {
@@ -91,32 +101,88 @@ export class Pointer {
     this.mode = null;
   }
 
-  // A disc of the pen's size along the line between two points, in half-voxel steps.
-  stamp(from, to) {
-    const steps = Math.max(1, Math.ceil(Math.hypot(to[0] - from[0], to[1] - from[1]) * 2));
-    const radius = this.size / 2, reach = Math.floor(radius), found = new Set();
+  look(x, y) {
+    const plane = this.viewer.at(x, y), index = plane ? plane.index(plane.point(x, y)) : -1;
+    if (index >= 0) this.actions.look(index);
+  }
+
+  // Millimetres across a pen: as many as `size` voxels of the native plane, more on a large picture.
+  get across() {
+    const { grid, spacing, layers } = this.viewer;
+    return this.size * layers.unit * Math.min(...grid.plane().map((axis) => spacing[axis]));
+  }
+
+  // A disc of the pen's size along the line between two points of a plane, in half-voxel steps.
+  stamp(plane, from, to) {
+    const steps = Math.max(1, Math.ceil(Math.hypot(to[0] - from[0], to[1] - from[1]) * 2)), found = new Set();
+    const [su, sv] = plane.axes.map(({ axis }) => this.viewer.spacing[axis]), radius = this.across / 2 + 1e-6;
+    const [ru, rv] = [Math.floor(radius / su), Math.floor(radius / sv)], disc = [];
+    for (let i = -ru; i <= ru; i++)
+      for (let j = -rv; j <= rv; j++) if ((i * su) ** 2 + (j * sv) ** 2 <= radius * radius) disc.push([i, j]);
     for (let s = 0; s <= steps; s++) {
       const u = from[0] + ((to[0] - from[0]) * s) / steps, v = from[1] + ((to[1] - from[1]) * s) / steps;
-      const cu = Math.floor(u), cv = Math.floor(v);
-      for (let i = -reach; i <= reach; i++)
-        for (let j = -reach; j <= reach; j++)
-          if (i * i + j * j <= radius * radius) found.add(this.viewer.voxelAt(cu + i, cv + j));
+      for (const [i, j] of disc) found.add(plane.index([u + i, v + j]));
     }
     found.delete(-1);
     this.actions.paint([...found]);
   }
 
+  // Keys -----------------------------------------------------------------------------------------------------------
+  // Shift + arrows move the crosshair, Enter puts the pen down and lifts it. Returns whether the key was used.
+  key(event) {
+    const plane = this.viewer.tiles[0], arrow = ARROWS[event.key];
+    if (!plane) return false;
+    if (event.key === "Enter") {
+      if (this.mode === "keys") { this.endKeys(); return true; }
+      if (this.mode || !this.actions.drawing() || this.actions.looking()) return false;
+      this.mode = "keys";
+      this.keyboard = true;
+      this.actions.begin(false);
+      this.point = this.keyPoint(plane);
+      this.stamp(plane, this.point, this.point);
+      return true;
+    }
+    if (!arrow || !event.shiftKey) return false;
+    this.keyboard = true;
+    const { axis, scale } = plane.axes.find(({ across }) => across === arrow[0]), { grid, cross } = this.viewer;
+    const next = [...cross], native = grid.axis[axis], forward = arrow[1] * Math.sign(scale) * (grid.reversed[axis] ? -1 : 1);
+    next[native] = Math.max(0, Math.min(grid.dims[native] - 1, cross[native] + forward * Math.max(1, Math.floor(this.size / 2) * this.viewer.layers.unit)));
+    this.actions.look(grid.index(next));
+    if (this.mode === "keys") {
+      const shown = this.viewer.tiles[0], point = this.keyPoint(shown);
+      this.stamp(shown, this.point, point);
+      this.point = point;
+    }
+    return true;
+  }
+
+  keyPoint(plane) { return plane.axes.map(({ axis }) => this.viewer.grid.along(axis, this.viewer.cross) + 0.5); }
+
+  endKeys() {
+    if (this.mode !== "keys") return;
+    this.mode = null;
+    this.actions.end(false);
+  }
+
+  zoomHere(factor) {
+    const [left, top, width, height] = this.viewer.tiles[0]?.box ?? [0, 0, 0, 0];
+    this.viewer.zoom(factor, ...(this.hovered ?? [left + width / 2, top + height / 2]));
+  }
+
+  // ----------------------------------------------------------------------------------------------------------------
   showBrush(event) {
-    const drawing = event.pointerType !== "touch" && !this.space && this.viewer.grid && this.actions.drawing();
+    const plane = this.mode === "draw" ? this.plane : this.viewer.at(...this.at(event));
+    const drawing = event.pointerType !== "touch" && !this.space && !event.altKey && plane && this.actions.drawing() && !this.actions.looking();
     this.canvas.classList.toggle("drawing", Boolean(drawing) && this.mode !== "pan");
     this.brush.hidden = !drawing;
     if (!drawing) return;
-    const size = this.viewer.screen(0, 0)?.size;
-    if (!size) return;
-    const [x, y] = this.at(event);
-    const [w, h] = size.map((s) => Math.max(6, s * this.size));
+    const [x, y] = this.at(event), size = { 0: 0, 1: 0 };
+    for (const [i, pixels] of plane.pixels.entries()) {
+      const { axis, across } = plane.axes[i];
+      size[across] = Math.max(6, (pixels * this.across) / this.viewer.spacing[axis]);
+    }
     Object.assign(this.brush.style, {
-      width: `${w}px`, height: `${h}px`, transform: `translate(${x - w / 2}px, ${y - h / 2}px)`,
+      width: `${size[0]}px`, height: `${size[1]}px`, transform: `translate(${x - size[0] / 2}px, ${y - size[1] / 2}px)`,
       borderColor: this.actions.colour(),
     });
   }
@@ -124,10 +190,11 @@ export class Pointer {
   wheel(event) {
     event.preventDefault();
     if (!this.viewer.grid) return;
-    if (event.ctrlKey || event.metaKey) { this.viewer.zoom(Math.exp(-event.deltaY / 200), ...this.at(event)); return; }
+    const at = this.at(event), plane = this.viewer.at(...at);
+    if (event.ctrlKey || event.metaKey) { this.viewer.zoom(Math.exp(-event.deltaY / 200), ...at); return; }
     this.rolled += event.deltaMode === 0 ? event.deltaY / 60 : event.deltaY;
     const whole = Math.trunc(Math.abs(event.deltaY) >= 60 ? Math.sign(event.deltaY) : this.rolled);
-    if (whole) { this.rolled = 0; this.actions.scroll(whole); }
+    if (whole && plane) { this.rolled = 0; this.actions.scroll(plane.depth, whole); }
   }
 
   spread() {

@@ -1,34 +1,33 @@
-// Looking at a prediction: overlays, where to draw next, taking over what is right.
+// Looking at a prediction: overlays, figures, and where to draw next.
 
 import { bytes, caseUrl, get } from "./api.js";
 import { make, toast } from "./dialogs.js";
 import { read } from "./viewer.js";
 
-const SURE = 40; // of 255: doubt below which a voxel counts as certain
-
 export class Review {
-  constructor(box, context) {
-    this.context = context; // viewer, strokes, classes, go(z), edited(), slice(), editable()
-    this.box = box;
+  constructor(box, context, accept) {
+    Object.assign(this, { box, context, accept }); // context: viewer, strokes, classes, picture, go(voxel)
     this.name = null;
     this.known = [];
     this.places = [];
     this.at = -1;
     this.on = { prediction: true, unsure: false, difference: false };
-    this.strength = { unsure: 0.6, prediction: context.viewer.strength.prediction, difference: context.viewer.strength.difference };
+    const { prediction, difference } = context.viewer.layers.strength;
+    this.strength = { unsure: 0.55, prediction, difference };
     this.render();
   }
 
   async open(name, known) {
+    const { layers } = this.context.viewer;
     this.name = name;
     this.known = known;
     this.maps = {}; // prediction, difference, unsure: native order
     this.places = [];
     this.at = -1;
     this.mark(null);
-    this.context.viewer.setMap("prediction", null);
-    this.context.viewer.setMap("difference", null);
-    await this.context.viewer.setDoubt(null);
+    layers.setMap("prediction", null);
+    layers.setMap("difference", null);
+    await layers.setDoubt(null);
     this.render();
     if (!known.length) return;
     await Promise.all([this.load("prediction"), this.on.unsure && this.load("unsure"), this.on.difference && this.load("difference"), this.suggest()]);
@@ -44,15 +43,15 @@ export class Review {
   }
 
   async load(kind) {
-    const { name } = this, { viewer } = this.context;
+    const { name } = this, { layers } = this.context.viewer;
     if (kind === "difference" && this.known.length < 2) return;
     try {
       const buffer = await bytes(`${caseUrl(name, kind)}?of=${this.known[0].time}`);
       const map = (await read(buffer, kind)).img;
       if (this.name !== name) return;
       this.maps[kind] = map;
-      if (kind === "unsure") { if (this.on.unsure) await viewer.setDoubt(buffer, this.strength.unsure); }
-      else viewer.setMap(kind, this.on[kind] ? map : null);
+      if (kind === "unsure") { if (this.on.unsure) await layers.setDoubt(buffer, map, this.strength.unsure); }
+      else layers.setMap(kind, this.on[kind] ? map : null);
     } catch (error) { toast(error.message, true); }
   }
 
@@ -61,24 +60,24 @@ export class Review {
     if (!this.known.length) return;
     try {
       const places = await get(caseUrl(name, "next"));
-      if (this.name === name) { this.places = places; this.render(); }
+      if (this.name === name) { this.places = places; this.at = -1; this.render(); }
     } catch (error) { toast(error.message, true); }
   }
 
   async toggle(kind, value = !this.on[kind]) {
     this.on[kind] = value;
     if (this.known.length) {
-      if (kind === "unsure" && !value) await this.context.viewer.setDoubt(null);
+      const { layers } = this.context.viewer;
+      if (kind === "unsure" && !value) await layers.setDoubt(null);
       else if (kind === "unsure" || (value && !this.maps[kind])) await this.load(kind);
-      else this.context.viewer.setMap(kind, value ? this.maps[kind] : null);
+      else layers.setMap(kind, value ? this.maps[kind] : null);
     }
     this.render();
   }
 
   strengthen(kind, value) {
     this.strength[kind] = value;
-    if (kind === "unsure") this.context.viewer.setDoubtStrength(value);
-    else this.context.viewer.setStrength(kind, value);
+    this.context.viewer.layers.setStrength(kind === "unsure" ? "doubt" : kind, value);
   }
 
   // Where next -----------------------------------------------------------------------------------------------------
@@ -86,8 +85,8 @@ export class Review {
     const place = this.places[index];
     if (!place) return;
     this.at = index;
-    this.context.go(place.z);
-    this.mark(place);
+    this.place = place;
+    this.context.go([place.x, place.y, place.z]);
     this.render();
   }
 
@@ -97,56 +96,30 @@ export class Review {
 
   position() {
     const mark = document.getElementById("place"), { viewer } = this.context;
-    const shown = this.place && viewer.grid && viewer.slice === this.place.z;
+    const plane = this.place && viewer.tiles[0], shown = plane && viewer.slice === this.place.z;
     mark.hidden = !shown;
     if (!shown) return;
-    const at = viewer.screen(this.place.x, this.place.y);
-    if (at) mark.style.transform = `translate(${at.x}px, ${at.y}px)`;
+    const [x, y] = plane.screen([this.place.x, this.place.y, this.place.z]);
+    mark.hidden = !plane.contains(x, y);
+    mark.style.transform = `translate(${x}px, ${y}px)`;
   }
 
-  // Taking over ----------------------------------------------------------------------------------------------------
-  // Strokes that are there already are kept; `which` says whether voxel i is to be taken.
-  accept(from, to, which) {
-    const { strokes, viewer } = this.context, { prediction } = this.maps ?? {};
-    if (!this.context.editable()) return;
-    if (!prediction) { toast("There is no prediction to accept yet."); return; }
-    const changed = [], values = [];
-    strokes.begin("accept");
-    for (let i = from; i < to; i++)
-      if (strokes.labels[i] === 0 && which(i) && strokes.set(i, prediction[i] + 1)) { changed.push(i); values.push(prediction[i] + 1); }
-    strokes.end();
-    viewer.setVoxels(changed, values);
-    this.context.edited(changed);
-    toast(changed.length ? `${changed.length.toLocaleString()} pixels taken over. Undo brings them back.` : "Nothing new to take over here.");
+  // Why a place is suggested, in a few words.
+  reason({ pixels, stroke, slices }) {
+    const { viewer } = this.context, [p, q] = viewer.grid.plane(), square = pixels * viewer.spacing[p] * viewer.spacing[q];
+    const spaced = !this.context.picture, area = !spaced ? `${pixels.toLocaleString()} pixels` : square >= 100 ? `${(square / 100).toFixed(1)} cm²` : `${Math.round(square)} mm²`;
+    const far = spaced ? `${Math.round((stroke ?? 0) * Math.min(viewer.spacing[p], viewer.spacing[q]))} mm` : `${stroke} pixels`;
+    const where = slices === null ? "nothing is drawn yet" : slices > 0 ? `nothing drawn within ${slices} slice${slices > 1 ? "s" : ""}` : `nearest stroke ${far} away`;
+    return `${pixels ? `unsure over ${area}` : "a little unsure"}; ${where}`;
   }
 
-  acceptSlice() {
-    if (!this.context.editable()) return;
-    const [nx, ny] = this.context.viewer.grid.dims, z = this.context.slice();
-    this.accept(z * nx * ny, (z + 1) * nx * ny, () => true);
-  }
-
-  acceptAll() { this.accept(0, this.context.viewer.grid.size, () => true); }
-
-  async acceptCertain() {
-    if (!this.context.editable()) return;
-    if (!this.maps?.unsure) await this.load("unsure");
-    const { unsure } = this.maps, [nx, ny] = this.context.viewer.grid.dims, z = this.context.slice();
-    if (unsure) this.accept(z * nx * ny, (z + 1) * nx * ny, (i) => unsure[i] < SURE);
-  }
-
-  // The connected part of the prediction at a voxel, within its slice.
-  acceptPart(index) {
-    const { prediction } = this.maps ?? {};
-    if (!prediction || index < 0) return;
-    const [nx, ny] = this.context.viewer.grid.dims, plane = nx * ny, first = index - (index % plane);
-    const label = prediction[index], seen = new Set([index]), queue = [index];
-    while (queue.length) {
-      const i = queue.pop(), x = (i - first) % nx, y = Math.floor((i - first) / nx);
-      for (const [ok, j] of [[x > 0, i - 1], [x < nx - 1, i + 1], [y > 0, i - nx], [y < ny - 1, i + nx]])
-        if (ok && !seen.has(j) && prediction[j] === label) { seen.add(j); queue.push(j); }
-    }
-    this.accept(first, first + plane, (i) => seen.has(i));
+  suggestion(place, i) {
+    const { classes, viewer } = this.context, names = place.classes.map((k) => classes[k].name).join(" or ");
+    const where = viewer.grid.slices > 1 ? `Slice ${place.z + 1}: ` : `Place ${i + 1}: `;
+    const button = make("button", { onclick: () => this.goTo(i) },
+      make("span", {}, `${where}${names}${place.classes.length > 1 ? "?" : ""}`), make("small", {}, this.reason(place)));
+    button.setAttribute("aria-current", String(i === this.at));
+    return make("li", {}, button);
   }
 
   render() {
@@ -154,9 +127,10 @@ export class Review {
       this.box.replaceChildren(make("p", { className: "faint" }, "Nothing predicted for this case yet."));
       return;
     }
-    const { quality, agreement } = this.known[0], percent = (v) => `${Math.round(v * 100)} %`;
+    const { certainty, expected_dice: dice, agreement } = this.known[0], percent = (v) => `${Math.round(v * 100)} %`;
     const figures = make("div", { className: "figures" },
-      make("div", { title: "The model's own estimate of the overlap with a perfect mask; often too hopeful" }, make("b", {}, `≈ ${percent(quality)}`), make("span", {}, "expected overlap")),
+      make("div", { title: "1 - mean entropy / ln K over the pixels predicted as foreground" }, make("b", {}, percent(certainty)), make("span", {}, "certainty")),
+      make("div", { title: "The Dice that the model's probabilities promise; an overconfident model promises too much" }, make("b", {}, `≈ ${percent(dice)}`), make("span", {}, "expected Dice")),
       agreement === null ? null : make("div", { title: "Share of the pixels you drew that the prediction agrees with" }, make("b", {}, percent(agreement)), make("span", {}, "agrees with strokes")));
     const layer = (kind, text, enabled = true) => {
       const tick = make("input", { type: "checkbox", id: `show-${kind}`, checked: this.on[kind], disabled: !enabled, onchange: (e) => this.toggle(kind, e.target.checked) });
@@ -165,18 +139,19 @@ export class Review {
       range.setAttribute("aria-label", `${text}: strength`);
       return make("label", {}, make("span", { className: "tick" }, tick, text), range);
     };
-    const places = this.places.slice(0, 6).map((p, i) => make("li", {}, make("button", { onclick: () => this.goTo(i), className: i === this.at ? "main" : "" },
-      make("span", {}, `Slice ${p.z + 1}`), make("span", {}, p.classes.map((k) => this.context.classes[k].name).join(" or ") + (p.classes.length > 1 ? "?" : "")))));
+    const { accept } = this, places = this.places.map((place, i) => this.suggestion(place, i));
+    const focused = this.box.contains(document.activeElement) ? [...this.box.querySelectorAll("button, input")].indexOf(document.activeElement) : -1;
     this.box.replaceChildren(make("div", { className: "fields" },
       figures,
       layer("prediction", "Prediction"), layer("unsure", "Doubt"), layer("difference", "Changes", this.known.length > 1),
-      places.length ? make("h3", {}, "Where a stroke helps most") : null,
+      places.length ? make("h2", {}, "Where a stroke helps most") : null,
       places.length ? make("ol", { className: "places" }, ...places) : null,
-      make("h3", {}, "Take over as strokes"),
-      make("p", { className: "faint" }, "Your own strokes are kept. Shift + click takes one part."),
+      make("h2", {}, "Take over as strokes"),
+      make("p", { className: "faint" }, "Your own strokes are kept. Shift + click takes one region."),
       make("div", { className: "row" },
-        make("button", { id: "accept-certain", onclick: () => this.acceptCertain() }, "What is certain"),
-        make("button", { id: "accept-slice", onclick: () => this.acceptSlice() }, "This slice"),
-        make("button", { id: "accept-all", onclick: () => this.acceptAll() }, "Whole case"))));
+        make("button", { id: "accept-certain", onclick: () => accept.certain() }, "What is certain"),
+        make("button", { id: "accept-slice", onclick: () => accept.slice() }, "This slice"),
+        make("button", { id: "accept-all", onclick: () => accept.all() }, "Whole case"))));
+    if (focused >= 0) this.box.querySelectorAll("button, input")[focused]?.focus();
   }
 }

@@ -40,10 +40,14 @@ export class SliceStrip {
     this.canvas.setAttribute("aria-valuenow", String(z + 1));
     this.canvas.setAttribute("aria-valuemin", "1");
     this.canvas.setAttribute("aria-valuemax", String(this.count));
+    this.canvas.setAttribute("aria-valuetext", `Slice ${z + 1} of ${this.count}`);
     this.render();
   }
 
   render() {
+    if (this.canvas.hidden) return;
+    const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(`--${name}`).trim();
+    const [raised, chosen, text, faint, accent, warn] = ["raised", "chosen", "text", "faint", "accent", "warn"].map(colour);
     const dpr = devicePixelRatio || 1, w = this.canvas.clientWidth, h = this.canvas.clientHeight;
     this.canvas.width = w * dpr;
     this.canvas.height = h * dpr;
@@ -55,25 +59,27 @@ export class SliceStrip {
     g.textBaseline = "middle";
     for (let z = 0; z < this.count; z++) {
       const y = z * cell;
-      g.fillStyle = z === this.current ? "#323c48" : "#1a2027";
+      g.fillStyle = z === this.current ? chosen : raised;
       g.fillRect(4, y + gap / 2, w - 8, cell - gap);
       if (this.unsure?.length === this.count) {
-        g.fillStyle = `rgba(232, 184, 79, ${0.1 + 0.9 * ((this.unsure[z] - least) / Math.max(0.01, most - least))})`;
+        g.globalAlpha = 0.1 + 0.9 * ((this.unsure[z] - least) / Math.max(0.01, most - least));
+        g.fillStyle = warn;
         g.fillRect(w - 9, y + gap / 2, 5, cell - gap);
+        g.globalAlpha = 1;
       }
       const present = this.classes.map((c, k) => [c.colour, this.drawn[z]?.[k + 1] ?? 0]).filter(([, n]) => n);
-      present.forEach(([colour], i) => {
-        g.fillStyle = colour;
-        if (cell > 14) { g.beginPath(); g.arc(34 + (i % 3) * 8, y + cell / 2 + (Math.floor(i / 3) - (present.length > 3 ? 0.5 : 0)) * 8, 3, 0, 7); g.fill(); }
-        else g.fillRect(30 + i * 6, y + gap / 2, 5, Math.max(1, cell - gap));
+      present.forEach(([own], i) => {
+        g.fillStyle = own;
+        if (cell > 14) { g.beginPath(); g.arc(w - 33 + (i % 3) * 8, y + cell / 2 + (Math.floor(i / 3) - (present.length > 3 ? 0.5 : 0)) * 8, 3, 0, 7); g.fill(); }
+        else g.fillRect(w - 37 + i * 6, y + gap / 2, 5, Math.max(1, cell - gap));
       });
       const every = Math.ceil(16 / cell);
       if (z === this.current || (z % every === 0 && Math.abs(z - this.current) * cell > 14)) {
-        g.fillStyle = z === this.current ? "#ffffff" : "#98a3b1";
+        g.fillStyle = z === this.current ? text : faint;
         g.fillText(String(z + 1), 8, Math.min(h - 7, Math.max(7, y + cell / 2)));
       }
     }
-    g.strokeStyle = "#4cc2b0";
+    g.strokeStyle = accent;
     g.lineWidth = 2;
     g.strokeRect(3, this.current * cell + gap / 2, w - 6, Math.max(3, cell - gap));
   }

@@ -1,14 +1,16 @@
 // The strokes of the open case: edits that can be undone, and saving what changed while one goes on drawing.
+// What could not be saved stays here and is tried again until it is.
 // A value is 0 where nothing is drawn, else class + 1; voxels are in native order.
 
 import { caseUrl, client, post, readStrokes } from "./api.js";
 
 const PAUSE = 250; // milliseconds after the last change before it is saved
 const MOST = 300; // edits that can be undone
+const AGAIN = [3000, 5000, 10000, 20000]; // milliseconds until the next try to save, the last for all further ones
 
 export class Strokes {
   constructor(events) {
-    this.events = events; // changed(indices, values), replaced(), status(text, kind), conflict() -> "both" | "theirs"
+    this.events = events; // changed(indices), replaced(), status(text, kind), failed(problem or null), conflict() -> "both" | "theirs"
     this.name = null;
     this.clear();
   }
@@ -19,6 +21,7 @@ export class Strokes {
     this.future = [];
     this.dirty = new Map();
     this.saving = null;
+    this.tried = 0;
     clearTimeout(this.timer);
   }
 
@@ -28,6 +31,7 @@ export class Strokes {
     this.name = name;
     Object.assign(this, found);
     this.events.status("Saved", "");
+    this.events.failed(null);
   }
 
   // Edits ----------------------------------------------------------------------------------------------------------
@@ -46,13 +50,15 @@ export class Strokes {
   end() {
     const edit = this.edit;
     this.edit = null;
-    if (!edit || !edit.after.size) return;
+    if (!edit || !edit.after.size) return [];
     this.past.push(edit);
     if (this.past.length > MOST) this.past.shift();
     this.future = [];
     this.keep(edit.after, edit.what);
+    return edit.after.keys();
   }
 
+  // Take back the edit begun.
   cancel() {
     const edit = this.edit;
     this.edit = null;
@@ -76,7 +82,7 @@ export class Strokes {
 
   write(values) {
     for (const [index, value] of values) this.labels[index] = value;
-    this.events.changed([...values.keys()], [...values.values()]);
+    this.events.changed([...values.keys()]);
   }
 
   // Saving ---------------------------------------------------------------------------------------------------------
@@ -111,6 +117,7 @@ export class Strokes {
       const answer = await post(caseUrl(name, "strokes"), body);
       if (this.name !== name) return;
       this.version = answer.version;
+      if (this.tried) { this.tried = 0; this.events.failed(null); }
       if (this.dirty.size) this.timer = setTimeout(() => this.save(), PAUSE);
       else this.events.status("Saved", "");
     } catch (error) {
@@ -127,15 +134,17 @@ export class Strokes {
   // The case was removed from the dataset: there is nowhere to save to, and one must be able to leave.
   lose(problem) {
     this.clear();
-    this.events.status(`Not saved: ${problem.message}`, "bad");
+    this.events.status("Not saved", "bad");
+    this.events.failed({ message: problem.message, lost: true });
   }
 
   // What could not be saved is kept and tried again.
   later(problem) {
     this.failed = true;
-    this.events.status(`Not saved: ${problem.message}`, "bad");
+    this.events.status("Not saved", "bad");
+    this.events.failed(problem);
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.save(), 3000);
+    this.timer = setTimeout(() => this.save(), AGAIN[Math.min(this.tried++, AGAIN.length - 1)]);
   }
 
   // Somebody else saved first: the user says whether to keep both or to take theirs.

@@ -6,11 +6,11 @@ import { zip } from "./zip.js";
 
 const WANTED = /\.(nii|nii\.gz|zip|tiff?|png|bmp)$/i;
 const WITH_STROKES = /(^|\/)(labelsTr|scribbles)\//;
-const NEEDS_DICOM = "These are DICOM files. To read them: pip install 'pclmix[dicom]', then start the workbench again.";
+const NEEDS_DICOM = "These are DICOM files. To read them: pip install '.[dicom]' in a clone of pclmix, then start the workbench again.";
 const LARGEST_ZIP = 2 ** 32 - 2 ** 24; // zip.js writes sizes in four bytes; less, for the names of its files
 const $ = (id) => document.getElementById(id);
 
-// `takes` are the server's limits, `status` shows a line of text, `done` is called when all files have been sent.
+// `takes` are the server's limits, `status` shows a line of text, `done` gets the first case that was added.
 export function receive(takes, status, done) {
   let before = Promise.resolve(); // one drop after the other
   const add = (items) => { before = before.then(() => addAll(items)).catch((error) => toast(error.message ?? String(error), true)); };
@@ -26,10 +26,10 @@ export function receive(takes, status, done) {
         } catch (error) { found.notes.push(error.message.startsWith(name.split(".")[0]) ? error.message : `${name}: ${error.message}`); }
     } finally { status(""); }
     tell(found);
-    if (found.cases.length) await done();
+    if (found.cases.length) await done(found.cases[0]);
   };
   $("add").onclick = async () => {
-    const what = make("p", { className: "faint" }, "NIfTI, DICOM, or a zip of them. They can also be dropped anywhere on this page.");
+    const what = make("p", { className: "faint" }, "NIfTI, DICOM, PNG, TIFF or BMP, or a zip of them. They can also be dropped anywhere on this page.");
     const choice = await ask("Add images", [what], [["close", "Close"], ["folder", "Choose a folder"], ["file", "Choose files", true]]);
     if (choice !== "close") $(choice).click();
   };

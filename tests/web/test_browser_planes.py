@@ -1,0 +1,177 @@
+"""Three planes in a real browser, on grids that are not RAS: what is drawn in any of them, and what is said of a voxel.
+
+Skipped where Chromium or playwright is not installed.
+"""
+
+from __future__ import annotations
+
+import re
+
+import nibabel as nib
+import numpy as np
+import pytest
+from browsing import labels_of, one_voxel, picture, pictures, place_of, tiles, wait_saved
+
+pytestmark = pytest.mark.xdist_group("browser")
+SHAPE, BRIGHT = (7, 9, 12), (2, 2, 8)  # Z, H, W; nowhere near a symmetry
+
+
+def looks_at_bright_voxel(page, root) -> tuple[np.ndarray, dict[str, float]]:
+    """Open the planes and put the crosshair on the bright voxel, found in the screenshot and clicked."""
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")  # from the middle slice, 4, to 2; the third is wanted
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("p")
+    page.keyboard.press("x")
+    page.wait_for_timeout(400)
+    grey, box = picture(page)
+    main = tiles(page)[0]
+    x, y = place_of(grey.min(axis=2) > 200, main)
+    page.mouse.click(box["x"] + x, box["y"] + y)
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(400)
+    return picture(page)
+
+
+@pytest.mark.parametrize("code", ["RAS", "LPS", "PIR", "ASL"])
+def test_the_voxel_seen_in_each_plane_is_the_one_drawn(code, tmp_path, serve, open_page, affine_of):
+    """The page is not asked where voxels are: the bright one is found in each plane's part of the screenshot."""
+    one_voxel(tmp_path / "set", affine_of(code), SHAPE, BRIGHT)
+    page = open_page(serve(tmp_path / "set").url)
+    grey, box = looks_at_bright_voxel(page, tmp_path)
+    page.locator("#pen").fill("1")
+    boxes = tiles(page)
+    assert len(boxes) == 3
+    for plane, key in zip(boxes, ("2", "1", "0"), strict=True):
+        x, y = place_of(grey.min(axis=2) > 200, plane)
+        page.keyboard.press(key)
+        page.mouse.click(box["x"] + x, box["y"] + y)
+        wait_saved(page)
+        labels = labels_of(tmp_path / "set", "case")
+        assert np.argwhere(labels != 3).tolist() == [list(BRIGHT)], key
+        assert labels[BRIGHT] == int(key)
+
+
+def test_a_stroke_in_another_plane_crosses_slices(tmp_path, serve, open_page, affine_of):
+    one_voxel(tmp_path / "set", affine_of("LPS"), SHAPE, BRIGHT)
+    page = open_page(serve(tmp_path / "set").url)
+    _, box = looks_at_bright_voxel(page, tmp_path)
+    page.keyboard.press("1")
+    page.locator("#pen").fill("1")
+    coronal = tiles(page)[1]
+    x, y = (box[k] + coronal[i] + coronal[i + 2] / 2 for i, k in enumerate("xy"))
+    page.mouse.move(x, y - 60)
+    page.mouse.down()
+    page.mouse.move(x, y + 60, steps=8)
+    page.mouse.up()
+    wait_saved(page)
+    drawn = np.argwhere(labels_of(tmp_path / "set", "case") == 1)
+    assert len(set(drawn[:, 0])) >= 2
+    assert len(set(drawn[:, 1])) == 1  # one row: the plane that was drawn in
+    page.keyboard.press("Control+z")
+    wait_saved(page)
+    assert (labels_of(tmp_path / "set", "case") == 3).all()
+
+
+def test_value_and_position_under_the_pointer(tmp_path, serve, open_page):
+    """Millimetres as nibabel computes them, on an oblique grid; the value scaled as the file says."""
+    rng = np.random.default_rng(0)
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    affine = np.eye(4)
+    affine[:3, :3] = turn @ np.diag([1.2, 0.9, 4])
+    affine[:3, 3] = (-31, 12, 7)
+    one_voxel(tmp_path / "set", affine, SHAPE, BRIGHT)
+    values = rng.integers(-300, 900, SHAPE[::-1]).astype(np.int16)
+    image = nib.Nifti1Image(values, affine)
+    image.header.set_slope_inter(0.5, -20)
+    path = tmp_path / "set" / "imagesTr" / "case_0000.nii.gz"
+    nib.save(image, path)
+    stored = nib.load(path)
+    page = open_page(serve(tmp_path / "set").url)
+    box = page.locator("#canvas").bounding_box()
+    seen = set()
+    for fx, fy in ((0.35, 0.3), (0.5, 0.6), (0.62, 0.45)):
+        page.mouse.move(box["x"] + fx * box["width"], box["y"] + fy * box["height"])
+        text = page.locator("#readout").inner_text()
+        voxel = [int(v) - 1 for v in re.search(r"voxel (\d+), (\d+), (\d+)", text).groups()]
+        said = [float(v) * (1 if k in "RAS" else -1) for k, v in re.findall(r"([RLAPSI]) ([\d.]+)", text)]
+        assert np.allclose(said, (stored.affine @ [*voxel, 1])[:3], atol=0.06), text
+        assert float(re.search(r"value (-?[\d.]+)", text)[1]) == pytest.approx(stored.dataobj[tuple(voxel)])
+        seen.add(tuple(voxel))
+    assert len(seen) == 3
+    page.mouse.move(5, 5)
+    assert page.locator("#readout").is_hidden()
+
+
+def test_the_scale_bar_measures_the_image(tmp_path, serve, open_page):
+    """Two bright columns 60 mm apart are as far apart on the screen as the bar says."""
+    root = tmp_path / "set"
+    one_voxel(root, np.diag([1.5, 1.5, 6, 1.0]), (5, 60, 60), (2, 0, 0))
+    image = np.zeros((60, 60, 5), np.int16)
+    image[[10, 50]] = 1000
+    nib.save(nib.Nifti1Image(image, np.diag([1.5, 1.5, 6, 1.0])), root / "imagesTr" / "case_0000.nii.gz")
+    page = open_page(serve(root).url)
+    for _ in range(2):
+        page.wait_for_timeout(300)
+        grey, _ = picture(page)
+        columns = np.flatnonzero((grey.min(axis=2) > 150).mean(axis=0) > 0.5)
+        gap = np.argmax(np.diff(columns))
+        first, last = columns[: gap + 1].mean(), columns[gap + 1 :].mean()
+        bar = page.locator("#hud .bar")
+        pixels, length = (float(bar.get_attribute(f"data-{k}")) for k in ("pixels", "mm"))
+        assert (last - first) / 60 == pytest.approx(pixels / length, rel=0.02)
+        page.keyboard.press("+")
+        page.keyboard.press("-")
+        page.keyboard.press("+")
+
+
+def test_presets_of_ct(tmp_path, serve, open_page):
+    """The lung window shows -600 HU as middle grey; the choice is kept for the next image of this kind."""
+    root = tmp_path / "set"
+    one_voxel(root, np.eye(4), (5, 40, 40), (2, 0, 0))
+    table = (root / "dataset.json").read_text().replace('"MRI"', '"CT"')
+    (root / "dataset.json").write_text(table)
+    image = np.full((40, 40, 5), -1000, np.int16)
+    image[10:30, 10:30], image[18:22, 18:22] = -600, 1500
+    nib.save(nib.Nifti1Image(image, np.eye(4)), root / "imagesTr" / "case_0000.nii.gz")
+    page = open_page(serve(root).url)
+    for _ in range(2):
+        if not _:
+            page.locator("#preset").select_option("Lung")
+        page.wait_for_timeout(400)
+        grey, box = picture(page)
+        middle = grey[int(box["height"] * 0.35), int(box["width"] * 0.5)]
+        assert np.abs(middle - 127).max() <= 3
+        assert (page.locator("#level").input_value(), page.locator("#width").input_value()) == ("-600", "1500")
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+    page.locator("#width").fill("-5")
+    page.locator("#width").press("Enter")
+    assert page.locator("#width").input_value() == "1500"  # a width below 0 is no window
+    page.locator("#width").fill("400")
+    page.locator("#width").press("Enter")
+    assert page.locator("#preset").input_value() == "Own"
+    page.locator("#reset-window").click()
+    assert page.locator("#preset").input_value() == "Automatic"
+
+
+def test_pictures_have_one_plane(tmp_path, serve, open_page):
+    page = open_page(serve(pictures(tmp_path / "set")).url)
+    assert page.locator("#planes").is_hidden()
+    page.keyboard.press("p")
+    assert page.locator("#hud .tile").count() == 0
+
+
+def test_jumps_and_reloads_keep_the_plane_and_the_slice(dataset, serve, open_page):
+    page = open_page(f"{serve(dataset).url}/?case=case1&slice=2")
+    assert page.locator("#corner").inner_text() == "Slice 2 of 4"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_timeout(500)
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert page.locator("#corner").inner_text() == "Slice 4 of 4"
+    page.keyboard.press("p")
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert len(tiles(page)) == 3

@@ -1,0 +1,281 @@
+"""What goes wrong outside the workbench: a full disk, a second server, a killed one, requests that are no requests."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browsing import labels_of
+from uploading import listing, send
+
+from pclmix.errors import PclmixError
+from pclmix.web.locks import claimed, sweep
+from pclmix.web.patience import PatientProtocol
+from pclmix.web.strokes import StrokeBook
+from pclmix.web.workspace import Workspace
+
+
+def save(page, version: str, runs: list[list[int]]):
+    return page.client.post("/api/cases/case1/strokes", json={"version": version, "runs": runs})
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_costs_no_state_of_the_history(page, monkeypatch):
+    """Five states, 200 failed saves, one good one: all six states can be restored."""
+    version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
+    states = [labels_of(page.root, "case1")]
+    for k in range(5):
+        version = save(page, version, [[k * 10, 5, k % 3]]).json()["version"]
+        states.append(labels_of(page.root, "case1"))
+    before = listing(page.root)
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", full)
+        for _ in range(200):
+            answer = save(page, version, [[0, 1, 1]])
+            assert answer.status_code == 507
+            assert "full" in answer.json()["error"]
+        assert send(page, "new.nii.gz", (page.root / "imagesTr" / "case1_0000.nii.gz").read_bytes()).status_code == 507
+    assert listing(page.root) == before
+    version = save(page, version, [[0, 1, 1]]).json()["version"]
+    history = page.client.get("/api/cases/case1/history").json()
+    assert len(history) == 6
+    for entry, state in zip(history, reversed(states), strict=True):
+        body = {"version": version, "id": entry["id"]}
+        version = page.client.post("/api/cases/case1/history", json=body).json()["version"]
+        assert np.array_equal(labels_of(page.root, "case1"), state)
+
+
+def test_history_survives_a_program_that_writes_in_place(page):
+    """History holds the file that was replaced, which nothing writes to any more."""
+    version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
+    first = labels_of(page.root, "case1")
+    version = save(page, version, [[0, 5, 1]]).json()["version"]
+    path = page.root / "labelsTr" / "case1.nii.gz"
+    with path.open("r+b") as file:
+        file.write(b"\0" * 40)
+    (entry,) = StrokeBook(Workspace(page.root)).history("case1")
+    kept = page.root / ".pclmix" / "history" / "case1" / f"{entry.id}.nii.gz"
+    import nibabel as nib
+
+    assert np.array_equal(np.asarray(nib.load(kept).dataobj).transpose(2, 1, 0), first)
+
+
+def test_training_beside_the_server_reads_whole_files(page):
+    """`pclmix train` may read a dataset that is drawn on: each label file is one of the states that were saved."""
+    dataset, saved = Workspace(page.root).dataset, set()
+    version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
+    ended = threading.Event()
+
+    def draw() -> None:
+        token = version
+        for k in range(60):
+            token = save(page, token, [[0, 480, k % 3]]).json()["version"]
+        ended.set()
+
+    first = dataset.read_scribble("case1")[0].tobytes()
+    thread = threading.Thread(target=draw)
+    thread.start()
+    while not ended.is_set():
+        array = dataset.read_scribble("case1")[0]
+        assert array.tobytes() == first or len(np.unique(array)) == 1
+        saved.add(array.tobytes())
+    thread.join()
+    assert len(saved) > 1
+
+
+def start(root: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "pclmix", "serve", str(root), "--no-browser", "--port", "0", *options]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    return server, server.stdout.readline().removeprefix("workbench: ").strip()
+
+
+def test_a_second_server_is_refused_with_the_address_of_the_first(dataset):
+    first, address = start(dataset)
+    try:
+        second = subprocess.run(
+            [sys.executable, "-m", "pclmix", "serve", str(dataset), "--no-browser", "--port", "0"],
+            capture_output=True,
+            text=True,
+        )
+        assert second.returncode == 2
+        assert address in second.stderr.replace("\n", "")
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+        third, _ = start(dataset)  # a killed server holds nothing
+        third.send_signal(signal.SIGINT)
+        third.wait(20)
+        assert not (dataset / ".pclmix" / "server.json").exists()
+    finally:
+        first.kill()
+
+
+def test_one_process_may_claim_a_dataset_again(dataset):
+    with claimed(Workspace(dataset)) as claim:
+        assert claim.held
+        with pytest.raises(PclmixError, match="another workbench"), claimed(Workspace(dataset)):
+            pass
+    with claimed(Workspace(dataset)) as claim:
+        assert claim.held
+
+
+def test_leftovers_of_a_killed_server_are_swept(dataset):
+    before = listing(dataset)
+    left = ("labelsTr/.case1-ab3d_x9z.nii.gz", "imagesTr/.new_0000-q1w2e3r4.nii.gz", ".dataset-abcdefgh.json")
+    (dataset / ".pclmix" / "incoming" / "tmp1").mkdir(parents=True)
+    for name in (*left, ".pclmix/incoming/tmp1/upload"):
+        (dataset / name).write_bytes(b"half")
+    mine = dataset / "labelsTr" / ".my-notes.txt"
+    mine.write_text("not a leftover")
+    assert sweep(Workspace(dataset)) == 4
+    assert listing(dataset) == before | {"labelsTr/.my-notes.txt"}
+
+
+def test_a_label_file_that_appears_meanwhile_is_kept(dataset, monkeypatch):
+    """Strokes saved while `complete` prepares an empty label file for the same case are not overwritten."""
+    path = dataset / "labelsTr" / "case2.nii.gz"
+    drawn = path.read_bytes()
+    path.unlink()
+    workspace = Workspace(dataset)
+    read = type(workspace.dataset).read_image
+
+    def somebody_saves(self, case):
+        path.write_bytes(drawn)
+        return read(self, case)
+
+    monkeypatch.setattr(type(workspace.dataset), "read_image", somebody_saves)
+    workspace.complete()
+    assert path.read_bytes() == drawn
+
+
+BODIES = {
+    "nan": b'{"minutes": NaN}',
+    "infinity": b'{"minutes": 1e400}',
+    "surrogate": b'{"recipe": "\\ud800"}',
+    "surrogate case": b'{"then": ["\\udfff"]}',
+    "latin-1": b'{"recipe": "\xe9"}',
+    "large integer": b'{"minutes": ' + b"9" * 5000 + b"}",
+    "deep": b"[" * 100_000,
+    "array": b"[]",
+    "null": b"null",
+    "nothing": b"",
+    "wrong type": b'{"then": "case1", "minutes": []}',
+    "utf-16": '{"recipe": "fast"}'.encode("utf-16-le")[1:],
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("path", ["jobs/train", "jobs/predict", "cases/case1/strokes", "cases/case1/history"])
+def test_a_body_that_is_no_request_is_refused(page, path, body):
+    answer = page.client.post(f"/api/{path}", content=body, headers={"content-type": "application/json"})
+    assert 400 <= answer.status_code < 500
+    assert isinstance(answer.json()["error"], str)
+    assert page.client.get("/api/jobs").json()["job"] is None
+
+
+@pytest.mark.parametrize(
+    "runs",
+    ["[[0, 1, 9223372036854775808]]", "[[18446744073709551616, 1, 1]]", "[[0, 1e400, 1]]", "[[0, NaN, 1]]", "[[0, 1]]"],
+)
+def test_numbers_past_64_bits_change_nothing(page, runs):
+    before = labels_of(page.root, "case1")
+    version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
+    body = f'{{"version": "{version}", "runs": {runs}}}'
+    answer = page.client.post("/api/cases/case1/strokes", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert np.array_equal(labels_of(page.root, "case1"), before)
+
+
+def test_an_error_does_not_repeat_what_was_sent(page):
+    body = {"version": "x", "runs": [["SECRET" * 10, 1, 1]] * 50_000}
+    answer = page.client.post("/api/cases/case1/strokes", json=body)
+    assert answer.status_code == 422
+    assert len(answer.content) < 1000
+    assert b"SECRET" not in answer.content
+
+
+@pytest.mark.parametrize("recipe", ["{}/mine.yaml", "../mine.yaml", "mine", "", "fast.yaml"])
+def test_recipes_are_names(page, tmp_path, recipe):
+    (tmp_path / "mine.yaml").write_text("password: hunter2")
+    answer = page.client.post("/api/jobs/train", json={"recipe": recipe.format(tmp_path)})
+    assert answer.status_code in (400, 422)
+    assert "recipe" in answer.json()["error"]
+    assert "hunter2" not in answer.text
+
+
+def test_an_unknown_method_is_refused(page):
+    answer = page.client.post("/api/jobs/train", json={"method": "nothing", "recipe": "tiny"})
+    assert answer.status_code == 400
+    assert "method" in answer.json()["error"]
+    assert page.client.get("/api/jobs").json()["job"] is None
+
+
+def test_a_file_whose_name_is_not_utf8_does_not_hide_the_others(serve, dataset):
+    image = dataset / "imagesTr" / "case1_0000.nii.gz"
+    Path(os.fsdecode(os.fsencode(dataset) + b"/imagesTr/caf\xe9_0000.nii.gz")).write_bytes(image.read_bytes())
+    page = serve(dataset)
+    for path in ("dataset", "progress", "first?case=none"):
+        assert page.client.get(f"/api/{path}").status_code == 200
+    assert {"case1", "case2"} < {case["name"] for case in page.client.get("/api/dataset").json()["cases"]}
+
+
+@pytest.mark.parametrize("name", ["心臓", 'a"b\r\nx: y', "\ud800", "été"])
+def test_a_dataset_of_any_name_can_be_downloaded(serve, dataset, name):
+    about = json.loads((dataset / "dataset.json").read_text())
+    (dataset / "dataset.json").write_text(json.dumps({**about, "name": name}))
+    page = serve(dataset)
+    answer = page.client.get("/api/export/dataset.zip")
+    assert answer.content[:2] == b"PK"
+    assert answer.headers["content-disposition"].isascii()
+    assert page.client.get("/api/dataset").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits"),
+    [
+        (b"", {"head_seconds": 0.5}),
+        (b"GET / HTTP/1.1\r\nHost: loc", {"head_seconds": 0.5}),
+        (b"POST /api/jobs/train HTTP/1.1\r\nHost: localhost\r\nx-pclmix: 1\r\ncontent-length: 10\r\n\r\n{", {}),
+    ],
+    ids=["silent", "half a header", "half a body"],
+)
+def test_stalled_connections_are_closed(page, monkeypatch, sent, limits):
+    for key, value in {"every": 0.1, "stall_seconds": 0.5, **limits}.items():
+        monkeypatch.setattr(PatientProtocol, key, value)
+    host, port = page.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(sent)
+        begun = time.monotonic()
+        try:
+            while connection.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+        assert time.monotonic() - begun < 5
+
+
+def test_a_slow_but_steady_upload_is_taken(page, monkeypatch):
+    monkeypatch.setattr(PatientProtocol, "every", 0.1)
+    monkeypatch.setattr(PatientProtocol, "head_seconds", 0.3)
+    content = (page.root / "imagesTr" / "case1_0000.nii.gz").read_bytes()
+
+    def drops():
+        for at in range(0, len(content), 100):
+            time.sleep(0.1)
+            yield content[at : at + 100]
+
+    answer = page.client.post("/api/import", params={"name": "slow.nii.gz"}, content=drops())
+    assert answer.json()["cases"] == ["slow"]
