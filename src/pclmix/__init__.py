@@ -15,21 +15,36 @@ What the command line does can be typed in Python, with the same names and the s
 >>> summary.names
 ('RV', 'Myo', 'LV')
 
-A user's mistake raises `pclmix.errors.PclmixError`, whose text says what to do.
+>>> pclmix.metrics.dice(labels == 0, labels == 0)
+1.0
+
+A mistake raises `pclmix.PclmixError`, whose text says what to do.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+import time
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pclmix.predict.base import Precision, Predictor
+from pclmix._version import __version__
+from pclmix.errors import PclmixError
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "evaluate", "load", "train"]
+if TYPE_CHECKING:
+    from pclmix import metrics
+    from pclmix.inference.predictor import Precision, Predictor
+    from pclmix.metrics import Summary
+
+__all__ = ["PclmixError", "__version__", "evaluate", "load", "metrics", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `pclmix.metrics` on first use: NumPy and SciPy cost the command line half a second."""
+    if name == "metrics":
+        return import_module("pclmix.metrics")
+    raise AttributeError(f"module 'pclmix' has no attribute '{name}'")
 
 
 def load(
@@ -39,18 +54,18 @@ def load(
     precision: Precision = "auto",
     batch: int | None = None,
     net: str = "net",
-    offset: Mapping[str, float] | None = None,
 ) -> Predictor:
-    """A trained model, ready to predict: a run folder, a checkpoint or an exported .onnx file.
+    """Load a trained model: a run folder, a checkpoint or an exported .onnx file.
 
-    `pclmix.load("run1").predict(array, spacing)` gives labels, `.predict_file(image, out)` writes them,
-    `.probabilities(array)` and `.examine(array)` say how sure they are. Of a method with several networks `net` is one
-    of them or "ensemble"; `offset`, such as {"LV": 1.5}, is added to the scores of classes instead of the run's own.
+    `pclmix.load("run1").predict(image)` returns labels in the spatial shape of the image, which is a path or an array
+    (H, W), (H, W, C), (Z, H, W) or (C, Z, H, W). `.predict_file(image, out)` writes them, `.probabilities(image)` and
+    `.examine(image)` say how certain they are. `net` selects one network of a method that trains several, or
+    "ensemble".
     """
     # Imported here: torch takes seconds, and the command line must answer --help without it.
-    from pclmix.predict import load as load_model
+    from pclmix.inference import load as load_model
 
-    return load_model(path, device=device, precision=precision, batch=batch, net=net, offset=offset)
+    return load_model(path, device=device, precision=precision, batch=batch, net=net)
 
 
 def train(
@@ -64,15 +79,22 @@ def train(
     device: str = "auto",
     devices: int = 1,
     nodes: int = 1,
+    minutes: float | None = None,
+    start_from: Path | str | None = None,
 ) -> Path:
     """Train on the scribbles of a dataset as `pclmix train` does, and return the run folder, which `load` takes.
 
-    `overrides` are settings such as "optim.lr=0.01". Ctrl-C saves and then raises KeyboardInterrupt: call again with
-    `resume=True` to go on.
+    Without a recipe the settings are planned from the data. `minutes` count from the call to the finished run.
+    `start_from` is a run whose weights are taken over, classes matched by name.
+    `overrides` are settings such as "optim.lr=0.01". Ctrl-C saves a checkpoint and then raises KeyboardInterrupt; call
+    again with `resume=True` to continue.
     """
-    from pclmix.engine.start import run_training
+    started = time.time()  # before torch is imported
+    from pclmix.report.training import draw_run
+    from pclmix.training.request import TrainRequest
+    from pclmix.training.start import run_training
 
-    finished = run_training(
+    request = TrainRequest(
         Path(dataset),
         Path(out),
         method=method,
@@ -83,14 +105,42 @@ def train(
         device=device,
         devices=devices,
         nodes=nodes,
+        minutes=minutes,
+        start_from=None if start_from is None else Path(start_from),
+        started=started,
     )
-    if not finished:
+    if not run_training(request):
         raise KeyboardInterrupt
+    draw_run(request.out)
     return Path(out)
 
 
-def __getattr__(name: str) -> Any:
-    """`pclmix.evaluate` is the package of that name, loaded when first asked for; calling it evaluates."""
-    if name == "evaluate":
-        return importlib.import_module("pclmix.evaluate")
-    raise AttributeError(f"module 'pclmix' has no attribute '{name}'")
+def evaluate(
+    prediction: Path | str,
+    reference: Path | str,
+    *,
+    cases: Sequence[str] | None = None,
+    fold: int | None = None,
+    against: Path | str | None = None,
+    largest_component: bool = False,
+    ignore_headers: bool = False,
+    workers: int = 2,
+) -> Summary:
+    """Score predictions, files or folders, against references or a dataset, matched by case name.
+
+    `cases`, or the test cases of `fold` of a dataset, are expected; `Summary.missing` lists those without a
+    prediction, which are in no mean. `against` is another folder of predictions, or an evaluation's JSON or CSV;
+    `Summary.against` then holds the differences with intervals.
+    """
+    from pclmix.metrics.run import evaluate as evaluate_predictions
+
+    return evaluate_predictions(
+        prediction,
+        reference,
+        cases=cases,
+        fold=fold,
+        against=against,
+        largest_component=largest_component,
+        ignore_headers=ignore_headers,
+        workers=workers,
+    )

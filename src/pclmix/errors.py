@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import pickle
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class PclmixError(Exception):
@@ -20,6 +23,25 @@ def require_names(key: str, value: object) -> None:
     """Refuse one name where several may be given: it would be taken letter by letter."""
     if isinstance(value, str):
         raise PclmixError(f"{key}={value!r}: a list of names is needed, such as [{value!r}]")
+
+
+def need_extra(module: str, extra: str, purpose: str) -> Any:
+    """Import a package that only an extra of pclmix installs; where it is missing, name the extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = (error.name or module).partition(".")[0]
+        raise PclmixError(
+            f"{purpose} needs the package {missing}, which the extra '{extra}' installs: "
+            f"pip install '.[{extra}]' in a clone of pclmix, or pip install {missing}"
+        ) from error
+
+
+def load_failure(error: Exception) -> str:
+    """Why torch.load failed, in one line, without PyTorch's advice to run the code that a refused file holds."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is damaged, or holds objects other than tensors, which could run code"
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from pclmix import __version__
-from pclmix.cli import app
+from pclmix.cli import PANELS, app
+from pclmix.config import describe, load_config
+from pclmix.methods.base import require_fitting
 
 GROUP = typer.main.get_command(app)
 COMMANDS = sorted(GROUP.commands)  # type: ignore[attr-defined]
-HEAVY = ("torch", "monai", "lightning_fabric", "matplotlib", "scipy", "skimage", "nibabel", "numpy", "pydantic")
+HEAVY = ("torch", "monai", "matplotlib", "scipy", "skimage", "nibabel", "numpy", "pydantic")
 
 
 @pytest.fixture
@@ -49,6 +52,24 @@ def test_every_option_is_explained() -> None:
             assert getattr(parameter, "help", None), f"pclmix {name}: {parameter.name} has no help"
 
 
+def test_every_command_has_its_place() -> None:
+    """`--help` lists the commands in the order of PANELS, and each once."""
+    assert list(GROUP.commands) == [name for names in PANELS.values() for name in names]  # type: ignore[attr-defined]
+
+
+def test_config_prints_a_recipe_that_gives_the_same_settings(answer: CliRunner, tmp_path: Path) -> None:
+    printed = answer.invoke(app, ["config", "fast", "optim.lr=0.01", "params.anchors=7", "--method", "pclmix"])
+    assert printed.exit_code == 0, printed.output
+    (tmp_path / "mine.yaml").write_text(printed.output)
+    expected = load_config("fast", "pclmix", ["optim.lr=0.01"])
+    params = require_fitting(load_config("fast", "pclmix", ["params.anchors=7"])).model_dump(mode="json")
+    found = load_config(str(tmp_path / "mine.yaml"))
+    assert found.params == params
+    assert found == expected.model_copy(update={"recipe": "mine", "params": params})
+    for key, _, sentence in describe():
+        assert " ".join(sentence.split()[:4]) in printed.output or key in ("recipe", "params"), key
+
+
 def test_version(answer: CliRunner) -> None:
     assert answer.invoke(app, ["--version"]).output == f"pclmix {__version__}\n"
 
@@ -66,6 +87,8 @@ def test_python_m_is_the_command() -> None:
     assert done.stdout == f"pclmix {__version__}\n"
 
 
-@pytest.mark.parametrize(("command", "default"), [("train", "pclmix"), ("crossval", "fast"), ("predict", "by device")])
+@pytest.mark.parametrize(
+    ("command", "default"), [("train", "pclmix"), ("crossval", "pclmix"), ("predict", "by device")]
+)
 def test_defaults_are_not_taken_for_markup(answer: CliRunner, command: str, default: str) -> None:
     assert f"[default: ({default})]" in answer.invoke(app, [command, "--help"]).output

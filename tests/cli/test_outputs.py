@@ -30,15 +30,13 @@ COMMANDS = {
 }
 #: What would take long, and must not have begun.
 WORK = (
-    "pclmix.evaluate.run.score_pair",
+    "pclmix.metrics.run.score_pair",
     "pclmix.report.runs.evaluate",
-    "pclmix.export.onnx.load",
-    "pclmix.export.bundle.load",
-    "pclmix.predict.load",
-    "pclmix.engine.start.prepare",
-    "pclmix.data.dicom.read_series",
-    "pclmix.data.weaken.read_labels",
-    "pclmix.data.phantom._write_image",
+    "pclmix.inference.checkpoint.open_model",
+    "pclmix.training.start.prepare",
+    "pclmix.io.dicom.read_series",
+    "pclmix.synth.weaken.read_labels",
+    "pclmix.synth.phantom._write_image",
 )
 
 
@@ -73,7 +71,7 @@ def test_refused_before_the_work(
 
 
 @pytest.mark.parametrize("command", ["ablate", "sweep"])
-def test_a_study_does_not_take_a_file_for_its_folder(
+def test_a_study_refuses_a_file_as_its_folder(
     command: str,
     phantom_dataset: Path,
     tmp_path: Path,
@@ -94,7 +92,7 @@ def test_two_outputs_of_one_name(
     assert "give them two names" in capsys.readouterr().err
 
 
-def test_a_place_one_may_not_look_into_is_one_message(
+def test_a_missing_permission_is_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def locked(*_: object, **__: object) -> None:
@@ -102,4 +100,4 @@ def test_a_place_one_may_not_look_into_is_one_message(
 
     monkeypatch.setattr("pclmix.data.check.check_folder", locked)
     refused(monkeypatch, ["check", "locked/x"])
-    assert "error: locked/x: Permission denied; ask for the right to use it" in capsys.readouterr().err
+    assert "error: locked/x: Permission denied" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,14 +10,13 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-import torch
+from rich.console import Console
 
 from pclmix.cli import main
-from pclmix.data.volume import read_image, read_labels
-from pclmix.engine.checkpoint import build_net, load_checkpoint
-from pclmix.evaluate import read_summary
-from pclmix.export.bundle import bundle_predictor
-from pclmix.files import read_json, write_json
+from pclmix.io.files import read_json, write_json
+from pclmix.io.volume import read_image, read_labels
+from pclmix.metrics import read_summary
+from pclmix.training.request import TrainRequest
 
 Call = Callable[..., tuple[int, str]]
 
@@ -48,28 +46,6 @@ def test_predict_then_evaluate(call: Call, tiny_run: Path, phantom_dataset: Path
     code, text = call("evaluate", out, phantom_dataset, "--out", tmp_path / "scores.json")
     assert code == 0
     assert len(read_summary(tmp_path / "scores.json").cases) == 6
-
-
-def test_flips_are_warned_of_where_training_never_turned_an_image(
-    call: Call, lively_model: Path, phantom_dataset: Path, tmp_path: Path
-) -> None:
-    content = load_checkpoint(lively_model)
-    content["config"]["augment"]["quarter_turns"] = 0.0
-    upright = tmp_path / "upright.ckpt"
-    torch.save(content, upright)
-    onnx, bundle = tmp_path / "upright.onnx", tmp_path / "upright"
-    assert call("export", upright, onnx)[0] == 0
-    assert call("export", upright, bundle, "--format", "bundle")[0] == 0
-    for number, model in enumerate((upright, onnx, lively_model)):
-        command = ["predict", model, phantom_dataset, tmp_path / f"out{number}", "--fold", 1, "--tta", "flip"]
-        code, text = call(*command, "--device", "cpu")
-        assert (code, text.count("leave --tta flip out")) == (0, int(model != lively_model)), text
-        code, text = call(*command, "--device", "cpu")  # everything is there already
-        assert (code, text.count("leave --tta flip out")) == (0, 0), text
-    said = json.loads((bundle / "configs" / "metadata.json").read_text())["pclmix"]
-    assert said["turned"] is False
-    network = build_net(content)
-    assert not bundle_predictor(network, str(bundle), "cpu").about.turned
 
 
 @pytest.mark.parametrize(
@@ -149,51 +125,43 @@ def test_crossval(call: Call, phantom_dataset: Path, tmp_path: Path, monkeypatch
         "phantom001_frame01.nii.gz",
         "phantom001_frame02.nii.gz",
     ]
-    assert "flips" not in text
     code, text = call(*command, "--iterations", 3, "--folds", "1")
     assert code == 2
     assert "other settings" in text
-
-
-def test_crossval_warns_of_flips_before_it_trains(
-    call: Call, phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import pclmix.report.crossval as module
-
-    monkeypatch.setattr(module, "run_training", lambda *_, **__: False)  # as if interrupted at once
-    command = ["crossval", phantom_dataset, "--out", tmp_path / "cv", "--recipe", "tiny", "--tta", "flip"]
-    assert "leave --tta flip out" in call(*command, "augment.quarter_turns=0")[1]
-    command[3] = tmp_path / "other"
-    assert "leave --tta flip out" not in call(*command)[1]
 
 
 def test_crossval_goes_on_with_an_interrupted_fold(
     phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training stops half-way in fold 1, prediction then fails once: each call goes on from there."""
-    import pclmix.report.crossval as module
+    from pclmix.studies import work
+    from pclmix.studies.crossval import CrossValidation, cross_validate
+    from pclmix.studies.execute import Devices
+    from pclmix.studies.plan import Settings
 
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))
-    train, calls = module.run_training, []
+    train, calls = work.run_training, []
 
-    def interrupted(*arguments: object, **options: object) -> bool:
-        calls.append(options["resume"])
-        return False if len(calls) == 1 else train(*arguments, **options)  # type: ignore[arg-type]
+    def interrupted(request: TrainRequest, console: Console) -> bool:
+        calls.append(request.resume)
+        return False if len(calls) == 1 else train(request, console)
 
-    monkeypatch.setattr(module, "run_training", interrupted)
-    overrides = ["engine.iterations=2"]
+    monkeypatch.setattr(work, "run_training", interrupted)
+    settings = Settings("pce", "tiny", ("engine.iterations=2",))
 
-    def go() -> module.CrossValidation | None:
-        return module.cross_validate(
-            phantom_dataset, tmp_path / "cv", folds="1", method="pce", recipe="tiny", overrides=overrides, device="cpu"
-        )
+    def go() -> CrossValidation:
+        return cross_validate(phantom_dataset, tmp_path / "cv", settings, folds="1", devices=Devices("cpu"))
 
-    assert go() is None
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    assert read_json(tmp_path / "cv" / "fold1" / "node.json")["status"] == "interrupted"
     result = go()
-    assert result is not None
     assert result.summary is not None
     assert list(result.folds) == [1]
     assert calls == [True, True]
+    record = read_json(tmp_path / "cv" / "fold1" / "node.json")
+    assert record["status"] == "finished"
+    assert [entry["status"] for entry in record["earlier"]] == ["interrupted"]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +203,8 @@ def test_a_checkpoint_of_other_classes_is_refused(
     root = tmp_path / "set"
     shutil.copytree(phantom_dataset, root)
     content = read_json(root / "dataset.json")
-    write_json(root / "dataset.json", {**content, "labels": {"background": 0, "RV": 1, "heart": 2, "ignore": 3}})
+    labels = {"background": 0, "RV": 1, "heart": 2, "ignore": 3}
+    write_json(root / "dataset.json", {**content, "labels": labels, "habits": {}})
     code, text = call("predict", tiny_run, root, tmp_path / "out", "--device", "cpu")
     assert code == 2
     assert "the model knows the classes background, RV, Myo, LV" in text

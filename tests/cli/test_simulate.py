@@ -12,7 +12,7 @@ import pytest
 
 from pclmix.cli import main
 from pclmix.data.dataset import Dataset
-from pclmix.files import read_json, write_json
+from pclmix.io.files import read_json, write_json
 from pclmix.labels import IGNORE
 
 

@@ -1,8 +1,11 @@
-"""The `pclmix` command: arguments to calls, no logic. Nothing heavy is imported before a command runs."""
+"""The `pclmix` command: from arguments to function calls. torch is imported only when a command needs it."""
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
+import re
 import signal
 import sys
 from types import FrameType
@@ -12,6 +15,7 @@ import typer
 
 from pclmix import __version__
 from pclmix.errors import PclmixError
+from pclmix.io.threads import set_threads
 
 app = typer.Typer(
     name="pclmix",
@@ -32,7 +36,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Say more; -vv says everything.")] = 0,
+    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="Log more; -vv logs everything.")] = 0,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -42,52 +46,67 @@ def _options(
 
 
 # Each file below adds its commands to `app`.
-from pclmix.cli import (  # noqa: E402, F401
-    calibrate,
-    compare,
-    crossval,
-    data,
-    demo,
-    dicom,
-    evaluate,
-    export,
-    methods,
-    predict,
-    serve,
-    simulate,
-    study,
-    train,
-)
+from pclmix.cli import data, evaluate, info, plan, predict, serve, studies, train  # noqa: E402, F401
+
+#: The commands of `pclmix --help` in the order a user needs them.
+PANELS = {
+    "Start here": ("demo", "serve"),
+    "Data": ("import", "check", "split", "phantom", "scribble", "dicom"),
+    "Train, predict, score": ("train", "predict", "evaluate", "compare", "info"),
+    "Settings": ("plan", "config", "methods"),
+    "Use a trained model elsewhere": ("calibrate", "export"),
+    "Studies": ("crossval", "ablate", "sweep", "status"),
+}
+
+
+def _arrange() -> None:
+    """Sort the registered commands into PANELS, one that is in none last; join the lines of their docstrings."""
+    panel_of = {name: panel for panel, names in PANELS.items() for name in names}
+    order = list(panel_of)
+
+    def name(command: typer.models.CommandInfo) -> str:
+        return command.name or str(getattr(command.callback, "__name__", ""))
+
+    for command in app.registered_commands:
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(command.callback) or "")
+        command.rich_help_panel = panel_of.get(name(command), "Commands")
+    app.registered_commands.sort(key=lambda c: order.index(name(c)) if name(c) in order else len(order))
+
+
+_arrange()
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message on stderr and exit code 2.
+    """Run the command line; a PclmixError becomes one message on stderr and exit code 2.
 
-    SIGTERM unwinds like an error, so that nothing half-written stays; a training that has begun saves first.
+    SIGTERM unwinds like an exception, so that no partial files remain; a running training saves a checkpoint first.
     """
+    set_threads()
     signal.signal(signal.SIGTERM, _terminate)
+    # OpenMP reads this when torch is loaded: threads that spin while they wait slow down whatever else runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except PclmixError as error:
         _complain(str(error))
-    except PermissionError as error:
-        _complain(
-            f"{error.filename or 'a file or folder'}: {error.strerror or error}; "
-            "ask for the right to use it, or choose another place"
-        )
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    except OSError as error:  # no right to use it, a name too long, a device that fails
+        name = str(error.filename or "a file or folder")
+        shown = name if len(name) <= 300 else f"{name[:200]}... ({len(name)} letters)"
+        way = "ask for the right to use it" if isinstance(error, PermissionError) else "check the name"
+        _complain(f"{shown}: {error.strerror or error}; {way}, or choose another place")
     except KeyboardInterrupt:
         _complain("interrupted", code=130)
     except SystemExit as stop:
         if _was_interrupted(stop):
             _complain("interrupted", code=130)
         raise
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
 
 
 def _was_interrupted(stop: SystemExit) -> bool:
-    """Typer turns Ctrl-C into an exit without a word; a training that has saved exits by itself and has spoken."""
+    """Whether Ctrl-C caused this exit: Typer prints nothing then."""
     cause: BaseException | None = stop
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__cause__ or cause.__context__

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
+from json import dumps
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +15,9 @@ from pclmix.cli import app, options
 
 if TYPE_CHECKING:
     from pclmix.data.findings import Report
+
+
+_ROWS = 10  # findings of one kind in the table of `check`
 
 
 @app.command("import", epilog="Example: pclmix import acdc ACDC/database acdc --scribbles ACDC_scribbles")
@@ -28,13 +34,19 @@ def import_(
     ignore: Annotated[
         int | None, typer.Option(min=-32768, max=65535, help="The value that means 'nothing drawn'.")
     ] = None,
+    skip_unmatched: Annotated[
+        bool, typer.Option("--skip-unmatched", help="Leave out images without labels, and labels without an image.")
+    ] = False,
+    dense: Annotated[
+        bool, typer.Option("--dense", help="folder: cases with a dense mask and no scribble are labelled by the mask.")
+    ] = False,
 ) -> None:
-    """Write a dataset from images and scribbles in another layout; nothing of an image is changed."""
+    """Make a dataset from images and scribbles in another layout; the images are not changed."""
     from pclmix.data.importers import Options, import_dataset
 
     names = tuple(part for part in classes.split(",") if part.strip())
-    options = Options(scribbles=scribbles, masks=masks, nifti=nifti, classes=names, ignore=ignore)
-    made, notes = import_dataset(kind, source, dataset, options, show=True)
+    chosen = Options(scribbles, masks, nifti, names, ignore, skip_unmatched, dense)
+    made, notes = import_dataset(kind, source, dataset, chosen, show=True)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if len(made.splits()) == 1:
@@ -47,18 +59,20 @@ def import_(
 
 @app.command("check", epilog="Example: pclmix check acdc --json > check.json")
 def check_(
-    dataset: options.DatasetFolder,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for programs.")] = False,
+    dataset: options.Dataset,
+    as_json: options.Json = False,
+    size: Annotated[
+        tuple[int, int] | None,
+        typer.Option(min=1, metavar="H W", help="Working size to check the strokes at.", show_default="256 256"),
+    ] = None,
 ) -> None:
-    """Read every file of a dataset and say what is wrong with it: exit code 0 with warnings alone, 2 with errors."""
+    """Check a dataset: read every file and list errors (exit code 2) and warnings (exit code 0)."""
     from pclmix.data.check import check_folder
     from pclmix.errors import PclmixError
 
-    report = check_folder(dataset, show=not json)
-    if json:
-        import json as writer
-
-        typer.echo(writer.dumps(report.to_json(), indent=2))
+    report = check_folder(dataset, size=size, show=not as_json)
+    if as_json:
+        typer.echo(dumps(report.to_json(), indent=2))
         raise typer.Exit(2 if report.errors else 0)
     if report.cases:
         _show_report(report)
@@ -73,17 +87,38 @@ def _show_report(report: Report) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    classes = Table("class", "pixels drawn", "of all pixels", "cases with a stroke", box=box.SIMPLE)
+    kept = "kept at {} x {}".format(*report.size)
+    classes = Table("class", "pixels drawn", "of all pixels", "cases with a stroke", kept, box=box.SIMPLE)
     for share in report.classes:
-        classes.add_row(share.name, str(share.pixels), f"{share.share:.3%}", f"{share.cases} of {report.cases}")
+        cases = f"{share.cases} of {report.cases}"
+        classes.add_row(share.name, str(share.pixels), f"{share.share:.3%}", cases, f"{share.kept:.1%}")
     console.print(classes)
+    if report.habits:
+        habits = Table("class", "stroke habit", "stated", "holds by strokes", "by dense masks", box=box.SIMPLE)
+        for habit in report.habits:
+            seen = [f"{s.held} of {s.tested} slices" if s.tested else "-" for s in (habit.strokes, habit.masks)]
+            habits.add_row(habit.name, habit.habit, "yes" if habit.stated else "no", *seen)
+        console.print(habits)
     if report.findings:
         findings = Table("", "case", "finding", box=box.SIMPLE)
+        kinds = Counter((finding.level, finding.kind) for finding in report.findings)
+        shown: Counter[tuple[str, str]] = Counter()
         for finding in report.findings:
+            kind = (finding.level, finding.kind)
+            shown[kind] += 1
+            if shown[kind] > _ROWS:
+                continue
             colour = "red" if finding.level == "error" else "yellow"
             message = finding.message.replace(f"{report.dataset}/", "")
             findings.add_row(f"[{colour}]{finding.level}[/]", escape(finding.case), escape(message))
+            if shown[kind] == _ROWS and kinds[kind] > _ROWS:
+                findings.add_row("", "", f"and {kinds[kind] - _ROWS} more of this kind: see --json")
         console.print(findings)
+    if report.suggested_habits:
+        said = dumps(report.suggested_habits, ensure_ascii=False)
+        console.print(
+            f'These habits seem to hold. Where they are true, add to dataset.json: "habits": {said}', markup=False
+        )
     console.print(
         f"{report.cases} cases, {report.references} with a dense mask: "
         f"{len(report.errors)} errors, {len(report.warnings)} warnings",
@@ -93,7 +128,7 @@ def _show_report(report: Report) -> None:
 
 @app.command("split", epilog="Example: pclmix split acdc --folds 4 --seed 1 --kind patient")
 def split_(
-    dataset: options.DatasetFolder,
+    dataset: options.Dataset,
     folds: Annotated[
         int | None, typer.Option(min=1, help="How many; default 5, or fewer where patients are few.")
     ] = None,
@@ -102,7 +137,7 @@ def split_(
     ] = None,
     kind: Annotated[str, typer.Option(help="patient, or acdc: twenty consecutive patient numbers a fold.")] = "patient",
 ) -> None:
-    """Write other folds, by patient, to splits_final.json; the ones before are kept as splits_previous.json."""
+    """Write new folds, by patient, to splits_final.json; splits_previous.json keeps the old ones."""
     from pclmix.data.dataset import Dataset, replace_splits
     from pclmix.data.splits import make_splits
 
@@ -111,3 +146,74 @@ def split_(
     replace_splits(dataset, splits)
     for number, split in enumerate(splits, start=1):
         typer.echo(f"fold {number}: {len(split.train)} cases to train on, {len(split.test)} to test")
+
+
+@app.command(epilog="Example: pclmix phantom data/phantom --cases 12 --seed 0")
+def phantom(
+    out: Annotated[Path, typer.Argument(help="The dataset folder to write; must not exist.", show_default=False)],
+    cases: Annotated[int, typer.Option(min=1, max=999, help="Patients, two frames each.")] = 12,
+    seed: options.MakerSeed = 0,
+) -> None:
+    """Make a synthetic cardiac dataset: images, simulated scribbles, dense masks, folds by patient.
+
+    Cases are named phantomXXX_frame01 (relaxed) and phantomXXX_frame02 (contracted); the classes are RV, Myo, LV.
+    """
+    from pclmix.synth.phantom import make_phantom
+
+    done = count(1)
+    with options.progress("making cases") as tell:
+        names = make_phantom(out, cases, seed, progress=lambda _: tell(next(done), 2 * cases))
+    typer.echo(f"{out}: {len(names)} cases of {cases} patients; next: pclmix check {quote(str(out))}")
+
+
+@app.command(epilog="Example: pclmix scribble masks scribbles --amount 0.5 --seed 1")
+def scribble(
+    masks: Annotated[
+        Path, typer.Argument(metavar="MASKS", help="A folder of dense label files, or a dataset with dense masks.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; must not exist.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="scribble; brush: broad strokes, as on a tablet; points: one a region, five of background; "
+            "box: its outline as background."
+        ),
+    ] = "scribble",
+    amount: Annotated[float, typer.Option(help="Length of the strokes; 1 is about that of the ACDC scribbles.")] = 1.0,
+    width: Annotated[
+        int, typer.Option(help="Strokes are 1 to this many pixels wide, at random; a brush is exactly so wide.")
+    ] = 1,
+    border: Annotated[float, typer.Option(help="Share of the outlines that is drawn too, just inside.")] = 0.0,
+    seed: options.MakerSeed = 0,
+) -> None:
+    """Simulate scribbles, points or boxes from dense masks, per slice and class, background included.
+
+    MASKS is a dataset (dense masks in referenceTr; or in labelsTr, where its labels have no 'ignore'): OUT becomes a
+    complete dataset with the same images and folds, the drawn labels in labelsTr, the dense masks in referenceTr.
+
+    MASKS is a folder of label files (below it, files named NAME_gt, _mask, _label or _seg where there are such, else
+    all): OUT holds one label file each, with the highest value plus one where nothing is drawn. With the images,
+    `pclmix import folder IMAGES DATASET --scribbles OUT --masks MASKS` then makes the dataset.
+    """
+    from pclmix.synth.scribble import Style
+    from pclmix.synth.weaken import weaken
+
+    number, following = weaken(masks, out, Style(kind, amount, width, border), seed, show=True)
+    typer.echo(f"{out}: {number} cases, {following}")
+
+
+@app.command(epilog="Example: pclmix dicom scans/series7 images/patient7_0000.nii.gz")
+def dicom(
+    series: Annotated[Path, typer.Argument(metavar="SERIES", help="A folder with the slices of one series.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .nii.gz file to write.")],
+) -> None:
+    """Convert a DICOM series to NIfTI with its geometry, to draw scribbles on it or to train with it.
+
+    A folder with two series, or with several images of one position, is refused. `pclmix predict` reads the folder
+    itself.
+    """
+    from pclmix.io.dicom import convert_series
+
+    shape, spacing = convert_series(series, out)
+    sizes = " x ".join(str(n) for n in shape)
+    typer.echo(f"{out}: {sizes} (Z, H, W), {' x '.join(f'{s:.4g}' for s in spacing)} mm")

@@ -1,20 +1,20 @@
-"""`pclmix evaluate`: scores of predictions."""
+"""Commands that score: `evaluate` and `compare`."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pclmix.cli import app
+from pclmix.cli import app, options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pclmix.evaluate import Statistic, Summary
-    from pclmix.evaluate.bootstrap import Interval
+    from pclmix.metrics import Statistic, Summary
+    from pclmix.metrics.comparison import Interval
 
 
 @app.command(epilog="Example: pclmix evaluate run/predictions data/acdc --fold 1 --out scores.json --csv scores.csv")
@@ -27,33 +27,29 @@ def evaluate(
         Path | None,
         typer.Option(metavar="OTHER", help="Other predictions (or their JSON or CSV): differences with intervals."),
     ] = None,
-    fold: Annotated[int | None, typer.Option(help="Expect the test cases of this fold of the dataset REF.")] = None,
-    largest_component: Annotated[
-        bool, typer.Option("--largest-component", help="Keep only the largest 3D part of each class first.")
-    ] = False,
+    fold: options.Fold = None,
+    largest_component: options.LargestComponent = False,
     ignore_headers: Annotated[
         bool, typer.Option("--ignore-headers", help="Accept predictions whose header differs but whose shape does not.")
     ] = False,
 ) -> None:
-    """Dice, HD95 and ASSD (mm) and volumes, per case and class.
+    """Score predictions: Dice, HD95, ASSD and volumes per case and class.
 
-    Files are matched by case name. An empty prediction of a present class has Dice 0 and no HD95, which is counted;
-    in the column "empty = 50" it has 50 mm. A class absent from both has no score.
+    Files are matched by case name. An empty prediction of a present class has Dice 0 and no HD95; the column "no HD95"
+    counts them, the column "empty = 50" gives them 50 mm. A class absent from both has no score.
     """
     from rich.console import Console
-    from rich.progress import Progress
 
     from pclmix.errors import PclmixError
-    from pclmix.evaluate import evaluate as evaluate_predictions
-    from pclmix.files import require_new_file
+    from pclmix.io.files import require_new_file
+    from pclmix.metrics import evaluate as evaluate_predictions
 
     for target in (out, csv):
         if target is not None:
             require_new_file(target)
     if out is not None and csv is not None and out.resolve() == csv.resolve():
         raise PclmixError(f"--out and --csv both name {out}; give them two names")
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("scoring", total=None)
+    with options.progress("scoring") as tell:
         summary = evaluate_predictions(
             pred,
             ref,
@@ -61,7 +57,7 @@ def evaluate(
             against=against,
             largest_component=largest_component,
             ignore_headers=ignore_headers,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=tell,
         )
     console = Console()
     print_summary(console, summary)
@@ -81,13 +77,14 @@ def evaluate(
 def print_summary(console: Console, summary: Summary) -> None:
     from rich.table import Table
 
-    from pclmix.evaluate.bootstrap import LEVEL
-    from pclmix.evaluate.summary import MEASURES, STATUSES
+    from pclmix.metrics.comparison import LEVEL
+    from pclmix.metrics.functional import MEASURES
+    from pclmix.metrics.summary import STATUSES
 
     count = len(summary.cases)
     table = Table(title=f"{count} case{'s' if count > 1 else ''}, mean (sd)")
     table.add_column("class")
-    for heading in ("Dice %", "HD95 mm", "empty = 50", "ASSD mm", "no HD95"):
+    for heading in ("Dice %", f"HD95 {summary.unit}", "empty = 50", f"ASSD {summary.unit}", "no HD95"):
         table.add_column(heading, justify="right")
     for name in summary.names:
         row = {m: summary.of_class(name, m) for m in MEASURES}
@@ -104,7 +101,8 @@ def print_summary(console: Console, summary: Summary) -> None:
     if summary.against is not None:
         second = Table(title=f"difference to {summary.against.other}, {LEVEL:.0%} interval by patient")
         second.add_column("class")
-        for heading in ("Dice %", "HD95 mm", "ASSD mm"):  # three columns fit a terminal; the JSON has all
+        # Three columns fit a terminal; the JSON has all.
+        for heading in ("Dice %", f"HD95 {summary.unit}", f"ASSD {summary.unit}"):
             second.add_column(heading, justify="right")
         for name, intervals in [*summary.against.classes.items(), ("all", summary.against.mean)]:
             second.add_row(name, *(_interval(intervals[m], m) for m in ("Dice", "HD95", "ASSD")))
@@ -127,3 +125,51 @@ def _interval(interval: Interval, measure: str) -> str:
         return "-"
     middle, low, high = (f"{scale * value:+.1f}" for value in (interval.difference, interval.low, interval.high))
     return middle if math.isnan(interval.low) else f"{middle} [{low}, {high}]"
+
+
+@app.command(epilog="Example: pclmix compare PCLMix=runs/pclmix pCE=runs/pce --out cmp --against PCLMix --dataset data")
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, JSON or CSV of `pclmix evaluate`, nnU-Net's summary.json, or folders of predictions "
+            "(with --reference); each as PATH or NAME=PATH.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; it must not exist.")],
+    against: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Test against this row.", show_default="the first")
+    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="Dense masks or a dataset, to score predictions with.")] = None,
+    fold: Annotated[int | None, typer.Option(help="Score the test cases of this fold of --reference.")] = None,
+    dataset: Annotated[Path | None, typer.Option(help="Draw the median case with images of this dataset.")] = None,
+    median_of: Annotated[
+        str | None, typer.Option("--median-of", metavar="NAME", help="Whose median case.", show_default="--against")
+    ] = None,
+    empty: Annotated[Literal["50", "nan"], typer.Option(help="HD95 of an empty prediction: 50, or left out.")] = "50",
+    unranked: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Never best or second, as an upper bound; repeatable.")
+    ] = None,
+) -> None:
+    """Compare runs: a table as in papers (Markdown, CSV, LaTeX, HTML), box plots per class, a qualitative figure."""
+    from pclmix.io.files import refuse_existing, require_writable
+    from pclmix.report import tables
+    from pclmix.report.compare import compare as compare_runs
+    from pclmix.report.runs import read_runs
+
+    refuse_existing(out)
+    require_writable(out)
+    with options.progress("reading runs") as tell:
+        read = read_runs(runs, reference, fold=fold, progress=tell)
+        table = compare_runs(
+            read,
+            out,
+            against=against,
+            dataset=dataset,
+            median_of=median_of,
+            empty=empty,
+            unranked=tuple(unranked or ()),
+        )
+    typer.echo(tables.markdown(table))
+    typer.echo(f"written: {out}/report.html and table.md, table.csv, table.tex, compare.json, figures")

@@ -1,28 +1,64 @@
-"""Arguments and options that several commands have in common, and the settings they stand for."""
+"""What several commands share: arguments, options, the settings they stand for, and the progress bar."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-DatasetFolder = Annotated[Path, typer.Argument(metavar="DATASET", help="A dataset folder, with dataset.json in it.")]
-TrainingDataset = Annotated[Path, typer.Argument(help="A dataset folder (dataset.json, imagesTr, labelsTr).")]
-DatasetWithFolds = Annotated[Path, typer.Argument(help="A dataset folder with folds in splits_final.json.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
+Dataset = Annotated[
+    Path, typer.Argument(metavar="DATASET", help="A dataset folder (dataset.json, imagesTr, labelsTr).")
+]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, a checkpoint or an exported .onnx file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change; `pclmix config` lists them."),
+]
 Method = Annotated[str | None, typer.Option(help="A name of `pclmix methods`.", show_default="pclmix")]
 Recipe = Annotated[str | None, typer.Option(help="paper, fast, hull, tiny or a .yaml file.", show_default="fast")]
-Iterations = Annotated[int | None, typer.Option(help="Number of steps.")]
-IterationsOfEach = Annotated[int | None, typer.Option("--iterations", help="Number of steps of each run.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
-SeedOfEach = Annotated[int | None, typer.Option("--seed", help="Seed of everything random, the same for each run.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-LargestComponent = Annotated[
-    bool, typer.Option("--largest-component", help="Keep only the largest 3D part of each class.")
+StudyRecipe = Annotated[
+    str, typer.Option("--recipe", help="paper, fast, hull, tiny or a .yaml file, such as `pclmix plan` writes.")
 ]
+Fold = Annotated[int | None, typer.Option(help="Take the test cases of this fold of the dataset, counted from 1.")]
+Iterations = Annotated[int | None, typer.Option(help="Number of steps.")]
+Seconds = Annotated[
+    float | None, typer.Option(help="Train for this long instead; then a resumed run is not bit-exact.")
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Have the finished run after so many minutes.", show_default="5 without a recipe", min=0.0),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+MakerSeed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same result.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Devices = Annotated[int, typer.Option(help="Devices on each node.")]
+Folds = Annotated[str, typer.Option(help="Such as 1, 1-5, 1,3 or all.")]
+TTA = Annotated[
+    Literal["none", "flip"], typer.Option(help="Test-time augmentation: average over flipped copies of each slice.")
+]
+LargestComponent = Annotated[
+    bool, typer.Option("--largest-component", help="Keep only the largest 3D component of each class.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="local|auto|ADDRESS",
+        help="Run on Ray: all cores and GPUs of this host, the cluster that Ray knows of here, or that at HOST:PORT.",
+    ),
+]
+Cores = Annotated[int | None, typer.Option(help="Cores of each run.", show_default="1 with --cluster", min=1)]
+Gpus = Annotated[
+    float | None,
+    typer.Option(
+        help="With --cluster: GPUs of each run, or a fraction to share one.", show_default="1 if there are", min=0
+    ),
+]
+Progress = Callable[[int, int], None]
 
 
 def settings(
@@ -33,21 +69,12 @@ def settings(
     return [*(f"{key}={value}" for key, value in given.items() if value is not None), *(overrides or [])]
 
 
-def numbers_by_name(option: str, given: Sequence[str] | None) -> dict[str, float] | None:
-    """NAME=VALUE of a repeated option; None where it was not given."""
-    from pclmix.errors import PclmixError
+@contextmanager
+def progress(doing: str) -> Iterator[Progress]:
+    """A progress bar on stderr; call what it gives with the number done and the total."""
+    from rich import progress as bars
+    from rich.console import Console
 
-    if given is None:
-        return None
-    found: dict[str, float] = {}
-    for text in given:
-        name, _, value = text.rpartition("=")
-        if name in found:
-            raise PclmixError(f"{option} {text}: {name} has a value already; give each name once")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = float("nan")
-        if not name or not math.isfinite(found[name]):
-            raise PclmixError(f"{option} {text}: a name and a number are needed, such as {option} LV=1.5")
-    return found
+    with bars.Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -11,21 +11,22 @@ from pclmix.cli import app, options
 
 @app.command(epilog="Example: pclmix serve data/acdc. A new dataset: pclmix serve data/mine --classes RV,Myo,LV")
 def serve(
-    dataset: options.TrainingDataset,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but this computer's own needs a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8765,
+    dataset: options.Dataset,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a token.")] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
     classes: Annotated[
-        str | None, typer.Option(help="Make DATASET anew with these classes; images are then dropped on the page.")
+        str | None, typer.Option(help="Make a new DATASET with these classes; then drop images on the page.")
     ] = None,
     max_upload: Annotated[int, typer.Option(help="Largest upload in MiB.", min=1)] = 2048,
+    monailabel: Annotated[
+        bool, typer.Option("--monailabel", help="Also serve 3D Slicer, through its MONAI Label module.")
+    ] = False,
 ) -> None:
-    """Draw strokes, train on them, look at the result and correct it, in the browser.
+    """Draw strokes, train on them, review the result and correct it, in the browser.
 
     Everything stays on this computer: strokes are saved into labelsTr as they are drawn, models and history into
-    .pclmix beside it. On another address than 127.0.0.1 the printed link carries a token that every request needs.
+    .pclmix beside it. For another address than 127.0.0.1 the printed link contains a token that every request needs.
     """
     from pclmix.web.run import run_server
 
@@ -36,4 +37,5 @@ def serve(
         browser=browser,
         classes=None if classes is None else classes.split(","),
         max_upload=max_upload,
+        monailabel=monailabel,
     )
