@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pclmix.files import write_json
-from pclmix.report.demo import SECONDS, run_demo
+from pclmix.io.files import write_json
+from pclmix.studies.demo import SECONDS, run_demo
 
 POINTS, LIMIT = 5.0, 240.0
 

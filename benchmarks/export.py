@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 from pclmix.data.dataset import Dataset
-from pclmix.engine.checkpoint import build_net, open_model
-from pclmix.engine.runlog import environment
 from pclmix.export.compare import overlap
 from pclmix.export.onnx import export_onnx
-from pclmix.predict import load
-from pclmix.predict.onnx import INPUT, open_session
+from pclmix.inference import load
+from pclmix.inference.onnx import INPUT, open_session
+from pclmix.training.checkpoint import build_net, open_model
+from pclmix.training.log import environment
 
 PRECISIONS = ("fp32", "fp16", "int8")
 
@@ -88,9 +88,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     dataset = Dataset.open(args.dataset)
     cases = [case for case in dataset.fold(args.fold).test if dataset.has_reference(case)][: args.cases]
-    content = open_model(args.run)
-    net = build_net(content)
-    size = tuple(args.size or content["config"]["data"]["size"])
+    checkpoint = open_model(args.run)
+    net = build_net(checkpoint)
+    size = tuple(args.size or checkpoint.config.data.size)
     result: dict[str, Any] = {"cpu": cpu(), "threads": args.threads, "size": size, "fold": args.fold}
     with tempfile.TemporaryDirectory() as folder:
         paths = {name: Path(folder) / f"{name}.onnx" for name in PRECISIONS}
@@ -100,7 +100,7 @@ def main() -> None:
         }
         result["milliseconds"] = {}
         for batch in args.batch:
-            times = clock(paths, net, (batch, len(content["channels"]), *size), args.rounds)
+            times = clock(paths, net, (batch, len(checkpoint.channels), *size), args.rounds)
             speed = {f"{name}_speedup": times["eager"] / times[name] for name in PRECISIONS}
             result["milliseconds"][f"batch {batch}"] = {**times, **speed}
             print(f"batch {batch}", {k: round(v, 2) for k, v in {**times, **speed}.items()}, flush=True)

@@ -17,12 +17,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pclmix.engine.cast import cast_weights
-from pclmix.nets.fused import plain
-from pclmix.nets.norm_act import convolve, norm_act
-from pclmix.nets.swin_block import LayerNorm, Linear, WindowAttention
-from pclmix.nets.swin_decoder import squared_norms
-from pclmix.nets.unet_decoder import upsample_concat
+from pclmix.kernels import plain
+from pclmix.kernels.ops import norm_act, squared_norms, upsample_concat
+from pclmix.nets.swin import LayerNorm, Linear, WindowAttention
+from pclmix.training.cast import cast_weights
 
 LARGEST_ERROR = 0.03  # of a fused result; plain bf16 has a few thousandths for one operation
 
@@ -33,15 +31,6 @@ class Case:
     work: Callable[..., Tensor]  # of the maps
     maps: list[Tensor]  # bf16
     parameters: list[Tensor]  # float32
-
-
-class Pointwise(nn.Module):
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor) -> Tensor:
-        return convolve(self.conv, x)
 
 
 def image(*shape: int) -> Tensor:
@@ -69,9 +58,6 @@ def cases(n: int) -> Iterator[Case]:
             maps,
             [norm.weight, norm.bias],
         )
-    for a, b, side in [(64, 256, 64), (256, 64, 64), (512, 128, 32), (1024, 256, 16), (512, 2048, 8)]:
-        conv = nn.Conv2d(a, b, 1, bias=False).cuda().to(memory_format=torch.channels_last)
-        yield Case(f"convolution {a} to {b} at {side}", Pointwise(conv), [image(n, a, side, side)], [conv.weight])
     for c, heads, side in [(96, 3, 64), (192, 6, 32), (384, 12, 16), (768, 24, 8)]:
         layer = WindowAttention(c, heads, 8, shifted=True).cuda()
         yield Case(f"attention {c} at {side}", layer, [tokens(n, side, side, c)], list(layer.parameters()))

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from scipy import ndimage
 
-from pclmix.data.volume import read_labels
-from pclmix.evaluate.metrics import hd95
-from pclmix.files import write_json
+from pclmix.io.files import write_json
+from pclmix.io.volume import read_labels
+from pclmix.metrics.functional import hd95
 
 RESULT = Path(__file__).parents[1] / "results" / "hd95" / "hd95.json"
 

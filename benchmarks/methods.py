@@ -24,14 +24,14 @@ import torch
 
 from pclmix.config import Config, build
 from pclmix.data.store import Store
-from pclmix.engine.cast import cast_weights
-from pclmix.engine.feed import Feed
-from pclmix.engine.optim import Optimizer
-from pclmix.engine.runlog import environment
-from pclmix.engine.step import TrainStep
 from pclmix.errors import PclmixError
 from pclmix.labels import IGNORE
 from pclmix.methods.base import METHODS, Method, build_method, find_method, load_all
+from pclmix.training.cast import cast_weights
+from pclmix.training.feed import Feed
+from pclmix.training.log import environment
+from pclmix.training.optim import make_optimizer
+from pclmix.training.step import Gradients, TrainStep
 
 LIMIT = 1.5
 CLASSES = 4
@@ -124,10 +124,11 @@ def time_passes(method: Method, config: Config, device: torch.device, repeats: i
 
 def time_step(method: Method, store: Store, config: Config, device: torch.device, repeats: int) -> float:
     """The whole step as the engine runs it."""
-    optimizer = Optimizer(method.parameters(), config.optim, device)
+    optimizer = make_optimizer(method.parameters(), config.optim, device)
     generator = torch.Generator(device).manual_seed(0)
     feed = Feed(store, config.engine.batch, 0, device)
-    step = TrainStep(method, optimizer, None, feed, store.maps, config, generator, graph=device.type == "cuda")
+    gradients = Gradients(method, feed, config, generator)
+    step = TrainStep(gradients, optimizer, None, graph=device.type == "cuda")
     for i in range(5):
         step(i, 0.5)
     return milliseconds(lambda: step(0, 0.5), device, repeats)

@@ -15,9 +15,9 @@ from typing import Any
 
 from rich.console import Console
 
-from pclmix.engine.runlog import ENVIRONMENT
-from pclmix.files import atomic_path, read_json, write_json
-from pclmix.report.demo import DATASET, RECIPE, SECONDS, make_dataset, train_and_score
+from pclmix.io.files import atomic_path, read_json, write_json
+from pclmix.studies.demo import DATASET, RECIPE, SECONDS, make_dataset, train_and_score
+from pclmix.training.log import ENVIRONMENT
 
 METHODS = ("full", "pce", "pclmix")
 

@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from pclmix.data.dataset import Dataset
-from pclmix.data.volume import read_labels
+from pclmix.io.volume import read_labels
 from pclmix.report import panels
-from pclmix.report.demo import DATASET, FOLD, METHODS, NAMES
+from pclmix.studies.demo import DATASET, FOLD, METHODS, NAMES
 
 GAP, HEAD, SIDE = 8, 32, 250
 
@@ -44,7 +44,7 @@ def _row(demo: Path, dataset: Dataset, case: str) -> list[Image.Image]:
     """The slice with most of the heart in it, square, as pictures."""
     truth = dataset.read_reference(case)[0]
     z = int((truth > 0).sum(axis=(1, 2)).argmax())
-    base = panels.grey(dataset.read_image(case).array[0, z])
+    base = panels.base(dataset.read_image(case), z)
     shown = [base, panels.paint(base, dataset.read_scribble(case)[0][z], dataset.labels, 1.0)]
     for method in METHODS:
         predicted, _ = read_labels(demo / method / "predictions" / f"{case}.nii.gz")

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pclmix.device import device_kind
-from pclmix.engine.runlog import environment
+from pclmix.data.preprocess import linear_matrix
+from pclmix.inference.predictor import About
+from pclmix.inference.torch import BATCH, TorchPredictor
 from pclmix.labels import Labels
+from pclmix.nets.device import device_kind
 from pclmix.nets.segmenter import build_segmenter
-from pclmix.predict.base import About
-from pclmix.predict.model import BATCH, TorchPredictor
-from pclmix.resize import linear_matrix
+from pclmix.training.log import environment
 
 CLASSES = Labels(("background", "RV", "Myo", "LV"), None)
 

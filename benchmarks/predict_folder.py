@@ -18,11 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from pclmix.data.phantom import make_phantom
-from pclmix.engine.runlog import environment
-from pclmix.predict import load
-from pclmix.predict.files import predict_files
-from pclmix.predict.inputs import find_jobs
+from pclmix.inference import load
+from pclmix.inference.files import predict_files
+from pclmix.inference.inputs import find_jobs
+from pclmix.synth.phantom import make_phantom
+from pclmix.training.log import environment
 
 
 def fill(folder: Path, images: Path | None, volumes: int, work: Path) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
         for job in jobs:
             marks = [time.perf_counter()]
             array, geometry = predictor.read(job.images)
-            batches = list(predictor.batches(predictor.as_image(array)))
+            batches = list(predictor.batches(array))
             marks.append(time.perf_counter())
             labels = predictor.label(batches, geometry.shape[1:])
             marks.append(time.perf_counter())

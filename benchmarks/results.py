@@ -1,168 +1,207 @@
-"""docs/results.md, docs/curves.png and README's section of results: every figure is read from a file under results/.
+"""The tables of README.md and docs/results.md, and results/summary.json, computed from files under results/.
 
-    python benchmarks/results.py            # rewrites them
-    python benchmarks/results.py --check    # fails where one of them is not what results/ says
+    python benchmarks/results.py            # writes them
+    python benchmarks/results.py --check    # fails where one of them differs from the files
 
-Tables are those of `pclmix compare`, over per-case files; figures of others are quoted in results/published.json.
+results/tables.json lists the rows. A row's folder under results/acdc holds one folder per run, as benchmarks/acdc.py
+writes them: raw.csv, component.csv (largest component), summary.json, config.yaml. Quoted figures stand in the lists.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pclmix.errors import PclmixError
-from pclmix.files import atomic_path
-from pclmix.report.significance import AVERAGE
-from results_page import after, curves, phantom, speed, tables
-from results_page.groups import COLUMNS, Group, pool, read_groups, upper_bounds
+import numpy as np
+import yaml
 
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
-MADE = "Made by `python benchmarks/results.py` from the files under `results/`."
+from pclmix.io.files import atomic_path, read_json
+from pclmix.metrics import Summary, read_summary
 
-
-def page(root: Path) -> str:
-    """docs/results.md."""
-    lines = ["# Results", "", MADE, ""]
-    groups = read_groups(root)
-    if groups:
-        published = tables.read_published(root)
-        lines += [
-            "## ACDC",
-            "",
-            "HD95 in mm, an empty prediction counted 50. Tables are those of `pclmix compare`.",
-            "",
-        ]
-        for group in groups:
-            lines += group_lines(group, published)
-        if curves.read_curves(groups):
-            lines += ["### Dice against training minutes", "", "![Dice against training minutes](curves.png)", ""]
-            lines += [
-                "Raw Dice of snapshots kept while training, from each run's curve.csv; nothing was chosen by them. "
-                "The axis is stretched towards 100.",
-                "",
-            ]
-        lines += ["### Published figures", "", *tables.published_tables(published)]
-    lines += phantom.rows_lines(root)
-    lines += [
-        *speed.start_lines(root),
-        *speed.step_lines(root),
-        *speed.methods_lines(root),
-        *speed.prediction_lines(root),
-    ]
-    lines += [*after.folder_lines(root), *after.uncertainty_lines(root), *after.export_lines(root)]
-    return "\n".join(lines).rstrip() + "\n"
+ROOT = Path(__file__).parents[1]
+FIVE = (1, 2, 3, 4, 5)
 
 
-def group_lines(group: Group, published: dict[str, Any]) -> list[str]:
-    table, notes = tables.comparison(group, published)
-    lines = [f"### {group.about['title']}", ""]
-    for words in filter(None, (group.about.get("note"), group.about.get("caveat"))):
-        lines += [words, ""]
-    lines += [*table, "", *(f"{note}  " for note in notes[:-1]), notes[-1], ""]
-    lines += ["Dice / HD95 of each run in each column:", "", *tables.columns_table(group), ""]
-    lines += ["What made them:", "", *tables.origin_table(group), ""]
-    if group.absent:
-        lines += [f"Planned and not run: {', '.join(group.absent)}.", ""]
-    return lines
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    about: dict[str, Any]  #: summary.json
+    seed: int
+
+    def scores(self, column: str) -> Summary:
+        return read_summary(self.folder / f"{column}.csv")
 
 
-def readme_section(root: Path) -> str:
-    """What stands between the markers: averages of the groups that ask for it, and where the rest is."""
-    groups = [group for group in read_groups(root) if group.about.get("readme")]
-    lines = [BEGIN]
-    published = tables.read_published(root) if groups else {}
-    for group in groups:
-        table, _ = tables.comparison(group, published, average_only=True)
-        said = " ".join(filter(None, [conditions(group, published), group.about.get("caveat")]))
-        lines += [f"**{group.about['title']}.** {said}", "", *table, ""]
-    if groups:
-        lines += [
-            "Dice in percent and HD95 in mm, mean (standard deviation) over volumes and classes, an empty prediction "
-            "counted 50 mm; best bold, second underlined. "
-            f"Paper: {published['paper']['terms']}. Classes, minutes, commits and curves: "
-            "[docs/results.md](docs/results.md)."
-        ]
-    else:
-        lines += ["What was measured so far: [docs/results.md](docs/results.md)."]
-    return "\n".join([*lines, END])
+def read_runs(root: Path, name: str) -> list[Run]:
+    """The runs of results/acdc/NAME by fold and seed; none where the folder is not there."""
+    found = []
+    for about in sorted((root / "results" / "acdc" / name).glob("**/summary.json")):
+        config = yaml.safe_load(about.with_name("config.yaml").read_text(encoding="utf-8"))
+        found.append(Run(about.parent, read_json(about), config["seed"]))
+    return sorted(found, key=lambda run: (run.about["fold"], run.seed))
 
 
-def conditions(group: Group, published: dict[str, Any]) -> str:
-    """In words: folds, volumes, steps, minutes, device; for a frozen recipe the figure itself and the paper's."""
-    numbers = sorted({run.summary["fold"] for run in group.runs})
-    folds = f"fold {numbers[0]}" if len(numbers) == 1 else f"folds {', '.join(map(str, numbers))}"
-    volumes = len(pool(group.runs, "raw").cases) if group.pooled else len(group.runs[0].scores("raw").cases)
-    steps = span([run.summary["steps"] for run in group.runs], ",d")
-    minutes = f" in {span([run.summary['training_minutes'] for run in group.runs], '.1f')} minutes of training a run"
-    minutes = "" if group.about.get("shared") else minutes
-    devices = ", ".join(dict.fromkeys(run.summary["environment"]["device"] for run in group.runs))
-    text = f"ACDC, {folds}, {volumes} volumes; {steps} steps{minutes}, {devices}."
-    if group.pooled:
-        raw = pool(group.runs, "raw")
-        paper = published["paper"]["rows"]["pclmix"][AVERAGE]
-        figure = f"Dice {100 * raw.mean('Dice').mean:.1f}, HD95 {raw.mean('HD95_50').mean:.1f} mm without any "
-        text += f" {figure}post-processing; the paper's PCLMix has {paper[0]} and {paper[1]} over five folds."
-        return text
-    if group.column != "raw":
-        text += f" Column: {COLUMNS.get(group.column, group.column)}."
-    if group.against:
-        text += f" †, ‡: p < 0.05, p < 0.01 against {group.against}."
-    if upper_bounds(group):
-        text += f" Not ranked: {', '.join(upper_bounds(group))}."
-    return " ".join([text, *tables.network_notes(group)])
+def mean(runs: Sequence[Run], measure: str, column: str = "raw") -> float:
+    """All cases and classes pooled; Dice in percent."""
+    values = np.concatenate([run.scores(column).values(measure).ravel() for run in runs])
+    return float(np.nanmean(values)) * (100 if measure == "Dice" else 1)
 
 
-def span(values: list[float], form: str) -> str:
-    low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
+def cell(runs: Sequence[Run], column: str = "raw") -> str:
+    return f"{mean(runs, 'Dice', column):.1f} / {mean(runs, 'HD95_50', column):.1f}" if runs else "–"
 
 
-def with_section(readme: str, section: str) -> str:
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise PclmixError(f"README.md has no lines {BEGIN} and {END}; put them where the results shall stand")
-    return before + section + after
+def quoted(figures: Sequence[float | None] | None) -> str:
+    return " / ".join("–" if value is None else f"{value}" for value in figures) if figures else "–"
 
 
-def update(root: Path, *, check: bool) -> list[str]:
-    """Write what differs, or with `check` name it only."""
-    readme = root / "README.md"
-    texts = {
-        root / "docs" / "results.md": page(root),
-        readme: with_section(readme.read_text("utf-8"), readme_section(root)),
-    }
-    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    picture, panels = root / "docs" / "curves.png", curves.read_curves(read_groups(root))
-    if curves.drawn_from(picture) != (curves.fingerprint(panels) if panels else None):
-        stale.append(picture)
-    if check:
-        return [str(path) for path in stale]
-    for path in stale:
-        if path in texts:
-            with atomic_path(path) as temporary:
-                temporary.write_text(texts[path], encoding="utf-8")
-        elif panels:
-            curves.draw(panels, picture)
-        else:
-            picture.unlink()
-    return [str(path) for path in stale]
+def folds_of(runs: Sequence[Run]) -> tuple[int, ...]:
+    return tuple(sorted({int(run.about["fold"]) for run in runs}))
+
+
+def longest(runs: Sequence[Run]) -> float:
+    """Minutes of training of the longest run."""
+    return max(float(run.about["training_minutes"]) for run in runs)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(heads)} |", "|---" + "|---:" * (len(heads) - 1) + "|"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def readme(root: Path, tables: dict[str, Any]) -> list[str]:
+    """Dice / HD95 of each row, five folds and MAAG split; a row without either is left out."""
+    rows = []
+    for row in tables["rows"]:
+        cells = []
+        for key in ("five_folds", "maag"):
+            value = row.get(key)
+            runs = read_runs(root, value) if isinstance(value, str) else []
+            folds = folds_of(runs)
+            partly = key == "five_folds" and runs and folds != FIVE
+            shown = cell(runs) if isinstance(value, str) else quoted(value)
+            cells.append(f"{shown} (folds {folds[0]} to {folds[-1]})" if partly else shown)
+        if set(cells) != {"–"}:
+            rows.append([row["name"], *cells])
+    return [*table(["Dice % ↑ / HD95 mm ↓", "five folds", "MAAG split"], rows), " ".join(tables["sources"])]
+
+
+def summary(root: Path, tables: dict[str, Any]) -> dict[str, Any]:
+    """The headline figures; a section without all of its runs is left out."""
+    found = {}
+    for section, names in tables["summary"].items():
+        runs, full = read_runs(root, names["run"]), read_runs(root, names["full"])
+        if not runs or (section.endswith("5fold") and folds_of(runs) != FIVE):
+            continue
+        complete = full and folds_of(full) == folds_of(runs)
+        found[section] = {
+            "dice": round(mean(runs, "Dice"), 2),
+            "hd95": round(mean(runs, "HD95_50"), 2),
+            "full_dice": round(mean(full, "Dice"), 2) if complete else None,
+            "seeds": sorted({run.seed for run in runs}),
+            "minutes": round(longest(runs), 2),
+        }
+    return found
+
+
+def five_folds(root: Path, tables: dict[str, Any]) -> list[str]:
+    rows = []
+    for row in tables["rows"]:
+        runs = read_runs(root, row["five_folds"]) if isinstance(row.get("five_folds"), str) else []
+        if runs:
+            by_fold = [cell([run for run in runs if run.about["fold"] == fold]) for fold in FIVE]
+            late = [run for run in runs if run.about["fold"] >= 3]
+            last = cell(late) if folds_of(late) == FIVE[2:] else "–"
+            rows.append([row["name"], *by_fold, cell(runs), last, cell(runs, "component"), f"{longest(runs):.1f}"])
+    return table(["", *(f"fold {n}" for n in FIVE), "mean", "folds 3 to 5", "largest component", "minutes"], rows)
+
+
+def maag(root: Path, tables: dict[str, Any]) -> list[str]:
+    named = [(row["name"], read_runs(root, row["maag"])) for row in tables["rows"] if isinstance(row.get("maag"), str)]
+    rows = [[name, str(len(r)), cell(r), cell(r, "component"), f"{longest(r):.1f}"] for name, r in named if r]
+    heads = ["", "runs", "raw", "largest component", "minutes"]
+    return table(heads, rows) if rows else ["No run of this split has per-case files here yet.", ""]
+
+
+def fold1(root: Path, tables: dict[str, Any], *, key: str, paper: str) -> list[str]:
+    """One run a row on fold 1, beside the paper's five-fold average."""
+    published = read_json(root / "results" / "published.json")[paper]["rows"]
+    rows = []
+    for folder, label in tables[key].items():
+        runs, row = read_runs(root, folder), published.get(label, {})
+        name = "dense masks" if label == "full" else f"`{label}`" if key == "methods" else label
+        rows.append([name, cell(runs), cell(runs, "component"), quoted(row.get("Avg"))])
+    return table(["", "raw", "largest component", "paper, five folds"], rows)
+
+
+def records(root: Path, tables: dict[str, Any], *, folder: str) -> list[str]:
+    """A row for each JSON file of a folder; columns are dotted keys and their headings."""
+    columns, rows = tables["records"][folder], []
+    for path in sorted((root / "results" / folder).glob("*.json")):
+        content = read_json(path)
+        rows.append([path.stem.replace("-", " "), *(short(look_up(content, key)) for key in columns)])
+    return table(["", *columns.values()], rows)
+
+
+def look_up(content: Any, key: str) -> Any:
+    for part in key.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}" if abs(value) < 5 else f"{value:.1f}"
+    return {None: "–", True: "yes", False: "no"}.get(value, str(value))
+
+
+#: What stands between <!-- NAME --> and <!-- /NAME --> in README.md and docs/results.md.
+PARTS: dict[str, Callable[[Path, dict[str, Any]], list[str]]] = {
+    "readme": readme,
+    "five_folds": five_folds,
+    "maag": maag,
+    "methods": partial(fold1, key="methods", paper="paper"),
+    "ablation": partial(fold1, key="ablation", paper="ablation"),
+    **{folder: partial(records, folder=folder) for folder in ("start", "step", "predict", "uncertainty", "export")},
+}
+
+
+def filled(root: Path, page: Path, tables: dict[str, Any]) -> str:
+    """The page with every part made anew."""
+
+    def part(found: re.Match[str]) -> str:
+        return "\n".join([found[1], *PARTS[found[2]](root, tables), found[3]])
+
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"(<!-- (\w+) -->)\n.*?(<!-- /\2 -->)", part, text, flags=re.DOTALL)
+
+
+def outdated(root: Path) -> dict[Path, str]:
+    """The files that are not what results/ says, and what they should hold."""
+    tables = read_json(root / "results" / "tables.json")
+    wanted = {page: filled(root, page, tables) for page in (root / "README.md", root / "docs" / "results.md")}
+    wanted[root / "results" / "summary.json"] = json.dumps(summary(root, tables), indent=2) + "\n"
+    return {path: text for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--root", type=Path, default=ROOT)
     args = parser.parse_args()
-    try:
-        stale = update(args.root, check=args.check)
-    except PclmixError as error:
-        sys.exit(str(error))
+    stale = outdated(args.root)
     if args.check and stale:
-        sys.exit(f"{', '.join(stale)}: not what results/ says; run python {sys.argv[0]}")
+        sys.exit(f"{', '.join(map(str, stale))}: not what results/ says; run python {sys.argv[0]}")
+    for path, text in stale.items():
+        with atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Every row of the table on the phantom: each method with the demo's recipe for the same number of steps, on a CPU.
+"""Every method on the phantom: the demo's recipe for the same number of steps, on a CPU.
 
-At toy size (64 x 64, a thin network, six patients to learn from): the order is that of this toy. Real data:
-benchmarks/acdc.py, results/acdc/methods. What --work holds already is not trained again. OUT gets one CSV of
-per-case values a method, and rows.json with what made them; the table is printed, and stands in docs/results.md.
+A toy (64 x 64, a thin network, six patients for training): the order holds for it alone. For real data see
+benchmarks/acdc.py and results/acdc/methods. Runs that --work holds are not repeated. OUT gets one CSV of per-case
+values per method, rows.json with the settings, and the table in rows.md.
 
     python benchmarks/rows.py results/rows --work /tmp/rows --iterations 300
 """
@@ -16,15 +16,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pclmix.engine.runlog import ENVIRONMENT
-from pclmix.evaluate import read_summary
-from pclmix.files import read_json, write_json
+from pclmix.io.files import read_json, write_json
 from pclmix.methods.base import METHODS, load_all
-from pclmix.report.crossval import EVALUATION
-from pclmix.report.demo import DATASET, RECIPE, make_dataset
-from results_page.phantom import UNRANKED, rows_table
+from pclmix.metrics import read_summary
+from pclmix.report import tables
+from pclmix.report.runs import Run
+from pclmix.studies.crossval import EVALUATION
+from pclmix.studies.demo import DATASET, RECIPE, make_dataset
+from pclmix.training.log import ENVIRONMENT
 
-FIRST = "pclmix"
+FIRST, UNRANKED = "pclmix", "full"
 
 
 def main() -> None:
@@ -52,14 +53,17 @@ def main() -> None:
     environment = {key: value for key, value in made[0].items() if key != "command"}
     settings = {"recipe": RECIPE, "iterations": args.iterations, "seed": args.seed, "methods": methods}
     write_json(args.out / "rows.json", {**settings, "environment": environment})
-    print(rows_table(args.out))
+    runs = [Run(method, read_summary(args.out / f"{method}.csv")) for method in methods]
+    table = tables.markdown(tables.build(runs, against=methods[0], unranked={UNRANKED}.intersection(methods)))
+    (args.out / "rows.md").write_text(table, encoding="utf-8")
+    print(table)
 
 
 def train(work: Path, method: str, iterations: int, seed: int, console: Console) -> None:
     console.print(f"{method}: {iterations} steps", highlight=False)
     words = ["--method", method, "--recipe", RECIPE, "--folds", "1", "--iterations", str(iterations)]
     command = ["crossval", str(work / DATASET), "--out", str(work / method), *words, "--seed", str(seed)]
-    # It does not train again what is done with these settings, and refuses what was done with others.
+    # crossval skips finished folds and refuses a folder with other settings.
     done = subprocess.run([sys.executable, "-m", "pclmix", *command, "--device", "cpu"], capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr.strip().splitlines()[-1])

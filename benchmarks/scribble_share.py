@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from pclmix.data.dataset import Dataset
-from pclmix.data.scribble import Style, case_rng, simulate
-from pclmix.files import atomic_path, write_json
+from pclmix.io.files import atomic_path, write_json
+from pclmix.synth.scribble import Style, case_rng, simulate
 
 
 def measure(dataset: Dataset, seed: int) -> dict[str, object]:

@@ -18,11 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from pclmix.device import device_kind
-from pclmix.engine.runlog import METRICS, environment
+from pclmix.nets.device import device_kind
+from pclmix.training.log import METRICS, environment
 
 #: Triton is imported where its first kernel is launched.
-_LIBRARIES = "import pclmix.engine.start, importlib.util as u; u.find_spec('triton') and __import__('triton')"
+_LIBRARIES = "import pclmix.training.start, importlib.util as u; u.find_spec('triton') and __import__('triton')"
 
 
 def seconds_to_first_step(command: list[str], run: Path, cache: Path) -> float:

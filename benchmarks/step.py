@@ -21,19 +21,21 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from pclmix.config import Config, build
 from pclmix.data.store import Store
-from pclmix.engine.feed import Feed
-from pclmix.engine.optim import Optimizer, WeightAverage
-from pclmix.engine.runlog import environment
-from pclmix.engine.step import TrainStep
+from pclmix.kernels import OPERATIONS, plain
 from pclmix.labels import IGNORE
 from pclmix.methods.base import build_method
-from pclmix.nets.fused import OPERATIONS, plain
+from pclmix.training.feed import Feed
+from pclmix.training.log import environment
+from pclmix.training.optim import WeightAverage, make_optimizer
+from pclmix.training.parallel import join
+from pclmix.training.step import Gradients, TrainStep
 
 _HEAVY = ("convolution", "mm", "attention", "_flash", "_efficient", "linear")
 
@@ -63,13 +65,17 @@ def fake_store(size: int, slices: int, classes: int = 4) -> Store:
 
 
 def make_step(config: Config, store: Store, device: torch.device, graph: bool) -> TrainStep:
+    """A step on random slices; under torchrun on one process it goes through DistributedDataParallel and NCCL."""
     torch.manual_seed(0)
     method = build_method(config, 1, 4, len(store)).to(device, memory_format=torch.channels_last).train()
-    optimizer = Optimizer(method.parameters(), config.optim, device)
+    optimizer = make_optimizer(method.parameters(), config.optim, device)
     average = WeightAverage(method, config.engine.ema)
     generator = torch.Generator(device).manual_seed(0)
     feed = Feed(store, config.engine.batch, 0, device)
-    return TrainStep(method, optimizer, average, feed, (), config, generator, graph)
+    gradients = Gradients(method, feed, config, generator)
+    if dist.is_initialized():
+        gradients.average_over_ranks()
+    return TrainStep(gradients, optimizer, average, graph)
 
 
 def wait(device: torch.device) -> None:
@@ -161,7 +167,7 @@ def main() -> None:
     parser.add_argument("--without", nargs="+", default=[], choices=OPERATIONS, help="fused operations to leave plain")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with plain(*args.without) if args.without else nullcontext():
+    with join(args.device), plain(*args.without) if args.without else nullcontext():
         measure(args)
 
 

@@ -1,8 +1,8 @@
-"""What a run's uncertainty is worth on a test fold: does entropy find wrong pixels, does the estimate rank the cases?
+"""What a run's uncertainty is worth on a test fold: does entropy find wrong pixels, does the certainty rank the cases?
 
 AUROC of the entropy (equation 5) for pixels whose label is wrong, over all pixels and over those within five pixels of
-the heart, predicted or true; Spearman's rank correlation with the true mean Dice over the cases, of the quality
-estimate and of the expected Dice, and the mean absolute gap of the latter. Both decoders speak where the checkpoint
+the heart, predicted or true; Spearman's rank correlation with the true mean Dice over the cases, of the certainty
+and of the expected Dice, and the mean absolute gap of the latter. Both decoders speak where the checkpoint
 has them, and the CNN alone beside them.
 
     python benchmarks/uncertainty.py RUN ACDC --fold 1 --out results/uncertainty/acdc_fold1.json
@@ -21,11 +21,10 @@ from scipy.ndimage import binary_dilation
 from scipy.stats import spearmanr
 
 from pclmix.data.dataset import Dataset
-from pclmix.engine.runlog import environment
 from pclmix.export.compare import overlap
-from pclmix.predict import load
-from pclmix.predict.base import Predictor
-from pclmix.predict.dual import DualPredictor, load_uncertain
+from pclmix.inference.checkpoint import load
+from pclmix.inference.predictor import Predictor
+from pclmix.training.log import environment
 
 BINS = 4096  # of entropy: the AUROC is exact up to ties within a bin
 NEAR = 5  # pixels around the heart
@@ -56,9 +55,9 @@ def measure(predictor: Predictor, dataset: Dataset, cases: list[str]) -> dict[st
                 histograms[region, kind] += np.bincount(place[group], minlength=BINS)
         shared, sizes = overlap(found.labels, reference, count)[:, 1:]
         true = float(np.mean(shared[sizes > 0] / sizes[sizes > 0]))
-        said = {"estimate": found.quality.estimate, "expected_dice": found.quality.expected_dice}
+        said = {"certainty": found.quality.certainty, "expected_dice": found.quality.expected_dice}
         rows.append({"case": case, **said, "dice": true, "wrong": float(wrong.mean())})
-    estimates, expected, dice = ([row[key] for row in rows] for key in ("estimate", "expected_dice", "dice"))
+    estimates, expected, dice = ([row[key] for row in rows] for key in ("certainty", "expected_dice", "dice"))
     rank = spearmanr(estimates, dice)
     return {
         "auroc": auroc(histograms[0, 1], histograms[0, 0]),
@@ -84,9 +83,10 @@ def main() -> None:
     args = parser.parse_args()
     dataset = Dataset.open(args.dataset)
     cases = [case for case in dataset.fold(args.fold).test if dataset.has_reference(case)]
-    both = load_uncertain(args.run, device=args.device)
-    result = {"cnn": measure(load(args.run, device=args.device), dataset, cases)}
-    if isinstance(both, DualPredictor):
+    both, alone = (load(args.run, device=args.device, precision="32") for _ in range(2))
+    alone.second = None
+    result = {"cnn": measure(alone, dataset, cases)}
+    if both.second is not None:
         result["both_decoders"] = measure(both, dataset, cases)
     for name, figures in result.items():
         print(name, {key: round(value, 4) for key, value in figures.items() if isinstance(value, float)}, flush=True)

@@ -26,7 +26,7 @@ import httpx
 import uvicorn
 
 from pclmix.data.dataset import Dataset, write_dataset_json
-from pclmix.files import write_json
+from pclmix.io.files import write_json
 from pclmix.web.app import create_app
 
 RESULT = Path(__file__).parents[1] / "results" / "web" / "web.json"
