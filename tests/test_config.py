@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,6 @@ def test_the_recipes_there_are() -> None:
     assert tiny.encoder.weights == "none"
     assert (tiny.engine.log_every, tiny.engine.save_every) == (1, 10)
     assert load_config("fast").encoder.weights == "imagenet"
-
-
-def test_nesterov_without_momentum_is_refused() -> None:
-    with pytest.raises(PclmixError, match=r"optim\.nesterov=True.*no momentum; set optim\.momentum"):
-        load_config("tiny", None, ["optim.nesterov=true", "optim.momentum=0"])
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
@@ -72,6 +68,7 @@ def test_a_recipe_of_one_s_own(tmp_path: Path) -> None:
     [
         ("net: [", "not valid YAML"),
         ("just words", "keys and values are needed"),
+        ("[]", "keys and values are needed"),
         ("deviations: 3", "'deviations' must map method names"),
         ("deviations: {pclmix: [lr]}", "'lr' is not of the form key=value"),
         ("optm: {lr: 1}", "Did you mean 'optim'"),
@@ -108,6 +105,44 @@ def test_an_override_that_cannot_be(override: str, words: list[str]) -> None:
         load_config("tiny", overrides=[override])
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "engine.iterations=true",
+        "engine.iterations=2.5",
+        "engine.iterations=1" + 30 * "0",
+        "engine.batch=1" + 30 * "0",
+        "engine.seconds=.inf",
+        "engine.seconds=1" + 30 * "0",
+        "engine.seconds=true",
+        "optim.lr=.inf",
+        "optim.lr=.nan",
+        "optim.lr=false",
+        "data.size=[true, 64]",
+        "data.size=[64, 1" + 30 * "0" + "]",
+        "seed=true",
+        "config={}",
+    ],
+)
+def test_a_value_that_is_no_plain_number_is_refused_by_its_key(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(PclmixError, match=re.escape(key)):
+        load_config("tiny", overrides=[override])
+
+
+def test_method_parameters_are_as_strict() -> None:
+    from pclmix.methods.base import build_params, find_method
+
+    for value in (True, float("inf"), 10**30):
+        with pytest.raises(PclmixError, match="lambda_ctr"):
+            build_params(find_method("pclmix"), {"lambda_ctr": value})
+
+
+def test_a_recipe_is_a_name() -> None:
+    with pytest.raises(PclmixError, match=r"recipe=\[\]"):
+        recipe_path([])  # type: ignore[arg-type]
 
 
 def test_unknown_recipes_suggest_the_nearest() -> None:
@@ -164,3 +199,18 @@ def test_deviations_are_lists(tmp_path: Path, deviations: str) -> None:
     recipe.write_text(f"deviations: {deviations}", encoding="utf-8")
     with pytest.raises(PclmixError, match="'deviations' must map method names to lists of key=value"):
         load_config(str(recipe))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.intensity=window"],
+        ["data.window=[0, 1]"],
+        ["data.intensity=window", "data.window=[2, 1]"],
+        ["data.patch=[512, 64]"],
+        ["data.patch=[64, 64]", "data.ring_share=0.1"],
+    ],
+)
+def test_parts_of_data_that_do_not_fit_each_other(overrides: list[str]) -> None:
+    with pytest.raises(PclmixError, match="data"):
+        load_config("tiny", None, overrides)
