@@ -1,27 +1,35 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both set up .venv first; nothing is reinstalled
-# unless pyproject.toml or constraints.txt changed.
+# Every target sets up .venv first; nothing is reinstalled unless pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# Two OpenMP threads that spin while another process works can be many times slower than one.
+# Spinning OpenMP threads slow every other process down.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help setup demo test lint types unit browser clean
+.PHONY: help setup demo quick test slow lint types unit browser clean
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 setup: $(STAMP)  ## make .venv with everything pinned in constraints.txt
 demo: $(STAMP)   ## train PCLMix from scribbles on the built-in phantom, write demo/report.html
 	$(BIN)/pclmix demo --out demo --overwrite
-test: lint types unit  ## ruff, mypy, pytest
+# The rooms without training: each test takes well under a second. Left out by name: what runs a ResNet, and
+# tests that start processes.
+QUICK := tests/data tests/io tests/losses tests/methods tests/metrics tests/nets tests/synth \
+  tests/test_config.py tests/test_imports.py tests/test_mixing.py tests/test_recipes.py
+quick: $(STAMP)  ## ruff and the tests to run while typing: under a minute on two cores
+	$(BIN)/ruff check .
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow" -k "not resnet and not two_processes" $(QUICK)
+test: lint types unit  ## ruff, mypy, pytest: what CI runs
+slow: $(STAMP) browser  ## tests that are long and not needed for each change; CI does not run them
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 types: $(STAMP)
 	$(BIN)/mypy
 unit: $(STAMP) browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 # The workbench is tested in a real browser. CI installs one where it may; elsewhere those tests skip and say why.
 browser:
 	@if [ "$${CI:-}" = true ] && ! command -v chromium >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -36,5 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pclmix needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[web,export,dicom,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	# Its client alone is used, in a test: all it depends on would bring a second workbench.
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --no-deps monailabel
 	@touch $@
