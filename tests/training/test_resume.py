@@ -88,6 +88,7 @@ def test_ctrl_c_saves_and_the_resume_is_exact(
         wait_for(lambda: steps_logged(run) >= 4, lambda: True)
         os.kill(os.getpid(), signal.SIGINT)
 
+    handler = signal.getsignal(signal.SIGINT)
     finger = threading.Thread(target=press)
     finger.start()
     finished, said = train(phantom, run, *SHORT)
@@ -96,7 +97,7 @@ def test_ctrl_c_saves_and_the_resume_is_exact(
     assert f"pclmix train {phantom} --out {run} --resume --device cpu" in said
     assert 4 <= load_checkpoint(run / LAST).step < 12
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
     # As the message says: neither recipe nor settings are needed again.
     assert train(phantom, run, recipe=None, resume=True)[0]
     same_run(unbroken, run)
@@ -147,7 +148,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 def test_killed_after_the_last_checkpoint(
     phantom: Path, unbroken: Path, tmp_path: Path, train: Train, same_run: Callable[[Path, Path], None]
 ) -> None:
-    """Every step is done and saved, only run.json does not say so yet: the resume trains nothing and changes nothing."""
+    """Every step is done and saved, only run.json does not say so yet: the resume changes nothing."""
     run = tmp_path / "run"
     shutil.copytree(unbroken, run)
     (run / "run.json").write_text('{"status": "running"}')

@@ -136,6 +136,8 @@ def main() -> None:
         content = json.dumps({"message": str(error), "timestamp": str(int(time.time()))})
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content, encoding="utf-8")
         sys.exit(2)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception in the interpreter's exit would be printed
 
 
 if __name__ == "__main__":
