@@ -151,3 +151,19 @@ def test_the_average_survives_save_and_load() -> None:
         average.count()
     assert one.steps == two.steps == 2
     assert all(torch.equal(one._sum[k], two._sum[k]) for k in range(2))
+
+
+def test_adamw_counts_its_steps_where_this_device_wants_them() -> None:
+    """Saved on a CPU the count is on the host; a captured update reads it on the device, here `meta`."""
+    config, weights = Optim(name="adamw"), parameters()
+    saved = make_optimizer(weights, config, CPU)
+    steps(saved, weights, range(3))
+    moved = [nn.Parameter(weight.detach().to("meta"), weight.requires_grad) for weight in weights]
+    loaded = torch.optim.AdamW([weight for weight in moved if weight.requires_grad], lr=config.lr, capturable=True)
+    load_optimizer(loaded, saved.state_dict())
+    assert {state["step"].device.type for state in loaded.state.values()} == {"meta"}
+    back = make_optimizer(weights, config, CPU)
+    on_a_gpu = saved.state_dict()
+    on_a_gpu["param_groups"][0]["capturable"] = True
+    load_optimizer(back, on_a_gpu)
+    assert [float(state["step"]) for state in back.state.values()] == [3.0, 1.0]

@@ -60,6 +60,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     rate = float(optimizer.param_groups[0]["lr"])
     for group, options in zip(optimizer.param_groups, own, strict=True):
         group.update(options)
+        # AdamW counts its steps on the host or, to be captured, on the device: torch goes by the options saved.
+        for parameter, kept in ((p, optimizer.state[p]) for p in group["params"] if p in optimizer.state):
+            if "step" in kept:
+                kept["step"] = kept["step"].to(parameter.device if group.get("capturable") else "cpu", torch.float32)
     set_learning_rate(optimizer, rate)
 
 

@@ -80,7 +80,7 @@ def _train(plan: Plan, process: Process, console: Console) -> bool:
             raise
         return True
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "can't allocate memory" not in str(error):
+        if not ran_out_of_memory(error):
             raise
         raise PclmixError(
             f"out of memory on {process.device.type} with engine.batch={config.engine.batch} and "
@@ -89,6 +89,20 @@ def _train(plan: Plan, process: Process, console: Console) -> bool:
     again = plan.request.resume_command()
     _say(console, f"finished: {out / LAST}" if finished else f"stopped and saved. Continue with: {again}")
     return finished or not process.first
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was missing, on the host or the device.
+
+    CUDA, Triton and cuBLAS have words of their own for it. Where it happens while a graph is captured, the end of the
+    capture fails too and has the first error as its context.
+    """
+    while error is not None:
+        said = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in said):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _say(console: Console, text: str) -> None:

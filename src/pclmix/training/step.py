@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from inspect import signature
@@ -30,6 +31,7 @@ _WAY_OUT = (
 #: Eager steps before the capture: workspaces and kernels are made when first needed. DistributedDataParallel rebuilds
 #: its buckets and times its first ten iterations, which cannot be captured.
 _WARM_UP, _WARM_UP_DISTRIBUTED = 3, 11
+log = logging.getLogger(__name__)
 
 
 class DivergedError(PclmixError):
@@ -145,6 +147,16 @@ class TrainStep:
         if self.average is not None:
             self.average.count()
 
+    def close(self) -> None:
+        """Free the captured graph and let go of everything else; there are no further steps.
+
+        Not left to the garbage collector: destroying a process group waits for all graphs that hold its collectives.
+        """
+        run = vars(self).get("_run")
+        if isinstance(run, _Graphed):
+            run.graph.reset()
+        vars(self).clear()
+
     def _body(self) -> None:
         values = self.gradients()
         if self.config.optim.clip > 0:
@@ -193,7 +205,8 @@ class TrainStep:
 class _Graphed:
     """The step as one CUDA graph: the first calls run eagerly, then it is captured once and replayed.
 
-    With several ranks the graph holds NCCL's collectives as well.
+    All on one stream, that on which DistributedDataParallel has made the nodes that it keeps: a node of another stream
+    would draw that stream into the capture. With several ranks the graph holds NCCL's collectives as well.
     """
 
     def __init__(self, body: Callable[[], None], gradients: Gradients) -> None:
@@ -210,8 +223,9 @@ class _Graphed:
         else:
             if self.calls == self.warm_up:
                 self.graph.register_generator_state(self.generator)
-                with torch.cuda.graph(self.graph, capture_error_mode=self.mode):
+                with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode=self.mode):
                     self.body()
+                log.info("the step is one CUDA graph after %d eager ones", self.calls)
             self.graph.replay()
         self.calls += 1
 

@@ -7,8 +7,10 @@ import time
 
 import torch
 
+from pclmix import kernels
 from pclmix.config import Config
 from pclmix.data.batch import Batch
+from pclmix.kernels.compile import compile_ahead
 from pclmix.labels import IGNORE
 from pclmix.methods.base import build_method
 from pclmix.training.step import Loss
@@ -35,6 +37,9 @@ def pixels_per_second(config: Config, channels: int, classes: int, device: torch
     label[torch.rand(shape, generator=generator, device=device) < 0.9] = IGNORE  # strokes are few
     batch = Batch(image, label, torch.arange(shape[0], device=device))
     progress = torch.full((), 0.5, device=device)
+    if device.type == "cuda" and config.engine.precision == "bf16" and kernels.installed():
+        with compile_ahead():  # side by side, rather than each kernel where it is first launched
+            loss(batch, progress, generator)[0].backward()
     done, started = -_FIRST[device.type], time.perf_counter()
     while done < _STEPS and (done < 1 or time.perf_counter() - started < _SECONDS):
         if done == 0:

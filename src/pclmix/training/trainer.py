@@ -100,7 +100,7 @@ class Trainer:
     def run(self) -> bool:
         """Train until the budget is spent (True) or a signal asks to stop (False); both end with a checkpoint."""
         self._fit_minutes()
-        with self._reporting(), stop_on_signal() as signals:
+        with closing(self), self._reporting(), stop_on_signal() as signals:
             started = time.perf_counter() - self.seconds
             stop = self._loop(started, signals)
             self.save()
@@ -115,6 +115,13 @@ class Trainer:
             status = "finished" if finished else "interrupted"
             write_status(self.plan.out, status=status, step=self.steps, seconds=round(self.seconds, 3))
         return finished
+
+    def close(self) -> None:
+        """Free what the steps of a round need on the device."""
+        self.step.close()
+        gc.collect()
+        if self.process.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _fit_minutes(self) -> None:
         """Give the steps what is left of the minutes asked for, less what the end of a run takes."""
@@ -131,10 +138,8 @@ class Trainer:
         """Straightened predictions of this round's network for the training slices, and a fresh one to learn them."""
         plan, device, number = self.plan, self.process.device, self.round.number + 1
         net = build_net(self.checkpoint()) if self.process.first else None  # before what holds its weights goes
-        del self.step, self.optimizer, self.average, self.method
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        del self.optimizer, self.average, self.method
+        self.close()
 
         def make() -> rounds.Labelling:
             assert net is not None
