@@ -7,9 +7,12 @@
 
 --run ROW WORD... stands for a run of each fold and seed; it lands in OUT/ROW/foldN-seedS or maag-seedS as soon as it is
 scored, and is skipped where it is there already. Words: recipe, method, folds, seeds, masks=true (train on the cases
-with dense masks alone), expect (seconds that one takes); others, which have a dot, are settings of `pclmix train`.
+with dense masks alone), expect (seconds that one takes); net and words with a dot are settings of `pclmix train`.
 --maag adds the split of Valvano et al., a file of patient numbers: fold `maag` trains on its train70, `maag35` on its
-train35, both are tested on its test. --deadline starts no run that would not be finished by then.
+train35, both are tested on its test. --deadline starts no run that would not be finished by then: a run is expected to
+take as long as the longest before it of its row, at first `expect`. A run that fails is reported and the others go on.
+--archive FILE.tar.gz holds the runs that this command has finished, and is written anew after each; unpacked into OUT
+elsewhere, they count as done there.
 
 Columns: raw, tta (flips), component (largest 3D component per class), tta_component; last (raw, the last weights) where
 the run keeps an average; both (raw, equation 6 of both decoders) for PCLMix; net2, net3 and ensemble (raw) where the
@@ -25,7 +28,9 @@ import csv
 import gc
 import re
 import shutil
+import tarfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +43,7 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.splits import patient_of
 from pclmix.errors import PclmixError
 from pclmix.inference.checkpoint import ENSEMBLE, load
-from pclmix.io.files import read_json, write_json
+from pclmix.io.files import atomic_path, read_json, write_json
 from pclmix.io.volume import write_labels
 from pclmix.methods.base import find_method
 from pclmix.metrics import evaluate
@@ -171,14 +176,18 @@ def jobs_of(rows: Sequence[Sequence[str]]) -> list[Job]:
     jobs = []
     for row, *given in rows:
         words = {"folds": "1", "seeds": "0", **dict(word.split("=", 1) for word in given if "=" in word)}
-        settings = tuple(word for word in given if "." in word.partition("=")[0])
-        own = {name: value for name, value in words.items() if "." not in name}
+        settings = tuple(word for word in given if is_setting(word.partition("=")[0]))
+        own = {name: value for name, value in words.items() if not is_setting(name)}
         unknown = own.keys() - {"recipe", "method", "folds", "seeds", "masks", "expect"}
         if unknown or any("=" not in word for word in given):
             raise SystemExit(f"--run {row} {' '.join(given)}: unknown word {', '.join(unknown) or 'without ='}")
         folds, seeds = own["folds"].split(","), own["seeds"].split(",")
         jobs += [Job(row, fold, int(seed), own, settings) for seed in seeds for fold in folds]
     return jobs
+
+
+def is_setting(name: str) -> bool:
+    return "." in name or name == "net"
 
 
 def run_job(job: Job, args: argparse.Namespace) -> None:
@@ -234,6 +243,14 @@ def run_job(job: Job, args: argparse.Namespace) -> None:
     )
 
 
+def pack(out: Path, places: Sequence[Path], archive: Path) -> None:
+    """The folders OUT/PLACE as one file."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(archive) as temporary, tarfile.open(temporary, "w:gz") as file:
+        for place in places:
+            file.add(out / place, str(place))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("dataset", type=Path)
@@ -242,10 +259,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--maag", type=Path, help="file of the split of Valvano et al.")
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("--archive", type=Path)
     parser.add_argument("--columns", default=ALL, help=f"default: {ALL}")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
-    began, took, failed = time.perf_counter(), {}, 0
+    began, took, failed, finished = time.perf_counter(), dict[str, float](), 0, list[Path]()
     for job in jobs_of(args.rows):
         if (args.out / job.place / "summary.json").is_file():
             print(job.place, "is there already", flush=True)
@@ -257,8 +275,11 @@ def main() -> None:
             continue
         try:
             run_job(job, args)
-        except PclmixError as error:
-            print(job.place, "failed:", error, flush=True)
+            finished.append(job.place)
+            if args.archive:
+                pack(args.out, finished, args.archive)
+        except Exception:  # reported, so that the other runs still start
+            print(job.place, "failed:", traceback.format_exc(), flush=True)
             failed += 1
         took[job.row] = max(expected, time.perf_counter() - began - passed)
         gc.collect()
