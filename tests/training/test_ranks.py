@@ -23,7 +23,9 @@ from pclmix.data.store import Settings, open_store
 from pclmix.errors import PclmixError
 from pclmix.training.checkpoint import LAST, load_checkpoint
 from pclmix.training.feed import Feed
+from pclmix.training.launch import launch
 from pclmix.training.parallel import LOST
+from pclmix.training.request import TrainRequest
 
 WORKER = Path(__file__).with_name("engine_worker.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -202,6 +204,20 @@ def test_devices_starts_ranks_and_reports_a_killed_one(
     again = subprocess.run([*command, "--resume", "--device", "cpu"], capture_output=True, text=True, timeout=600)
     assert again.returncode == 0, again.stderr
     same_run(launched[0], run)
+
+
+def test_devices_with_an_older_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher has no time limit of its own for ranks that are asked to stop."""
+    started: dict[str, Any] = {}
+
+    def config(*, min_nodes: int, max_nodes: int, nproc_per_node: int, run_id: str, max_restarts: int,
+               rdzv_backend: str, rdzv_endpoint: str, local_addr: str) -> None:  # fmt: skip
+        started.update(processes=nproc_per_node, address=local_addr)
+
+    monkeypatch.setattr("torch.distributed.launcher.api.LaunchConfig", config)
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda config, command: lambda *words: None)
+    assert launch(TrainRequest(tmp_path / "data", tmp_path / "run", device="cpu", devices=2))
+    assert started == {"processes": 2, "address": "localhost"}
 
 
 def test_devices_refuses_a_bad_dataset_with_one_message(phantom: Path, tmp_path: Path) -> None:

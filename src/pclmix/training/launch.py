@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,16 @@ def launch(request: TrainRequest) -> bool:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    options = _rendezvous(request.nodes)
+    if "shutdown_timeout" in signature(LaunchConfig).parameters:  # older versions of torch wait for 30 seconds
+        options["shutdown_timeout"] = _SECONDS_TO_SAVE
     config = LaunchConfig(
         min_nodes=request.nodes,
         max_nodes=request.nodes,
         nproc_per_node=request.devices,
         run_id="pclmix",
         max_restarts=0,
-        shutdown_timeout=_SECONDS_TO_SAVE,
-        **_rendezvous(request.nodes),
+        **options,
     )
     command = json.dumps(sys.argv)  # for environment.json
     with _prepared(request.devices):
