@@ -1,4 +1,4 @@
-"""What tests in a real browser share: labels on disk, strokes with the mouse, pictures of the canvas."""
+"""Helpers of the browser tests: labels on disk, strokes with the mouse, screenshots of the canvas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pclmix.data.dataset import write_dataset_json
 from pclmix.inference.uncertainty import Examined, Quality
 from pclmix.io.volume import read_image, write_labels
 from pclmix.labels import Labels
-from pclmix.web.predictions import PredictionBook
-from pclmix.web.strokes import StrokeBook
+from pclmix.web.results import PredictionStore
+from pclmix.web.strokes import StrokeStore
 from pclmix.web.workspace import Workspace
 
 
@@ -30,7 +30,7 @@ def wait_saved(page: Any) -> None:
 
 
 def picture(page: Any) -> tuple[np.ndarray, dict[str, float]]:
-    """The canvas as grey values, and its place on the page; what is written over it is left out."""
+    """Screenshot of the canvas without annotations, and its bounding box."""
     page.evaluate("for (const id of ['hud', 'readout', 'corner']) document.getElementById(id).style.opacity = 0")
     box = page.locator("#canvas").bounding_box()
     shot = Image.open(io.BytesIO(page.locator("#canvas").screenshot())).convert("RGB")
@@ -79,7 +79,7 @@ def place_of(bright: np.ndarray, box: list[float]) -> tuple[float, float]:
 
 
 def tiles(page: Any) -> list[list[float]]:
-    """The boxes of the planes on the canvas, as the page frames them."""
+    """Boxes of the planes on the canvas."""
     read = "rects => rects.map(r => ['x', 'y', 'width', 'height'].map(k => Number(r.getAttribute(k))))"
     found: list[list[float]] = page.eval_on_selector_all("#hud .tile", read)
     return found
@@ -102,12 +102,12 @@ def pictures(root: Path, shape: tuple[int, int] = (60, 90), cases: int = 2) -> P
 
 
 def predict_by_hand(root: Path, case: str, labels: np.ndarray, doubt: np.ndarray) -> None:
-    """Put a prediction of a case where the workbench keeps them; doubt from 0 to 1."""
+    """Store a prediction of a case; doubt is entropy from 0 to 1."""
     workspace = Workspace(root)
     count, slices = workspace.dataset.labels.count, len(labels)
     entropy = (doubt * math.log(count)).astype(np.float32)
     quality = Quality(0.5, (0.5,) * (count - 1), tuple(entropy.mean(axis=(1, 2)).tolist()), (0.0,) * slices)
     found = Examined(labels.astype(np.uint8), entropy, (labels + 1).astype(np.uint8) % count, quality)
-    strokes = StrokeBook(workspace).read(case)
-    book = PredictionBook(workspace)
+    strokes = StrokeStore(workspace).read(case)
+    book = PredictionStore(workspace)
     book.write("20200101-000000", case, found, strokes.geometry, workspace.dataset.labels, strokes.array)

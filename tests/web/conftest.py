@@ -23,7 +23,7 @@ from pclmix.data.dataset import write_dataset_json
 from pclmix.io.volume import read_image, write_labels
 from pclmix.labels import Labels
 from pclmix.web.app import create_app, server_config
-from pclmix.web.packing import Limits
+from pclmix.web.archives import Limits
 from pclmix.web.security import Rules
 
 LABELS = Labels(("background", "RV", "LV"), 3)
@@ -34,7 +34,7 @@ SHAPE = (4, 12, 10)  #: Z, H, W
 
 @dataclass(frozen=True)
 class Running:
-    """A server and a client that behaves like the page."""
+    """A server and an HTTP client that sends the header of the page."""
 
     url: str
     client: httpx.Client
@@ -69,7 +69,7 @@ Serve = Callable[..., Running]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Start a server in a thread; it ends with the test."""
+    """Start a server in a thread until the end of the test."""
     with ExitStack() as stack:
 
         def start(root: Path, rules: Rules | None = None, limits: Limits | None = None) -> Running:
@@ -93,7 +93,7 @@ def page(serve: Serve, dataset: Path) -> Running:
 
 
 class Slices:
-    """Makes the files of a DICOM series on an oblique plane: a bright column, row and slice tell its axes apart."""
+    """Make the files of a DICOM series on an oblique plane, with values that identify each voxel."""
 
     across, down = np.array([0.8, 0.6, 0.0]), np.array([0.0, 0.0, -1.0])
     origin, gap, spacing = np.array([-30.0, 12.0, 55.0]), 8.0, (1.25, 1.5)  # spacing: down a column, along a row
@@ -106,7 +106,7 @@ class Slices:
         return z * 1000 + y * 20 + x
 
     def place(self, x: float, y: float, z: float) -> np.ndarray:
-        """Where a voxel lies, in NIfTI's axes."""
+        """RAS position of a voxel."""
         at = self.origin + z * self.gap * np.cross(self.across, self.down)
         at = at + x * self.spacing[1] * self.across + y * self.spacing[0] * self.down
         return at * (-1, -1, 1)
@@ -172,7 +172,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(chromium: Any) -> Iterator[Open]:
-    """Open an address and wait for the first slice; a complaint of the browser fails the test."""
+    """Open a URL and wait for the first slice; console errors fail the test."""
     complaints: list[str] = []
     context = chromium.new_context(viewport={"width": 1200, "height": 800}, has_touch=True)
     context.set_default_timeout(TIMEOUT)
@@ -182,7 +182,7 @@ def open_page(chromium: Any) -> Iterator[Open]:
             complaints.append(message.text)
 
     def start(url: str, ready: str = "body[data-ready]", hold: str | None = None) -> Any:
-        """`hold` is a file that the page gets only when the test calls `page.release()`."""
+        """`hold` is a URL whose response is delayed until the test calls `page.release()`."""
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", listen)

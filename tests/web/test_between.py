@@ -1,4 +1,4 @@
-"""Strokes filled in between drawn slices: where they should be, and nowhere else."""
+"""Interpolation of strokes between drawn slices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scipy import ndimage
 from pclmix.data.dataset import Dataset
 from pclmix.labels import IGNORE
 from pclmix.synth.phantom import make_phantom
-from pclmix.web.between import fill_between
+from pclmix.web.assist import fill_between
 from pclmix.web.strokes import paint, runs_of
 
 PLAIN = np.zeros((1, 5, 40, 40), np.float32)
 
 
-def test_a_stroke_moves_from_slice_to_slice():
+def test_strokes_are_interpolated_linearly():
     """From row 10 to row 14 over four slices: one row each."""
     labels = np.full((5, 120, 120), IGNORE, np.int16)
     labels[0, 10, 5:30] = labels[4, 14, 5:30] = 1
@@ -30,7 +30,7 @@ def test_a_stroke_moves_from_slice_to_slice():
     assert (filled[[0, 4]] == IGNORE).all()
 
 
-def test_what_is_left_open():
+def test_ambiguous_pixels_are_left_open():
     labels = np.full((5, 40, 40), IGNORE, np.int16)
     labels[0, 10, 5:30] = labels[4, 10, 5:30] = 1
     assert fill_between(labels, PLAIN, 9.0)[1] == 0, "36 mm apart"
@@ -48,8 +48,8 @@ def test_what_is_left_open():
     assert fill_between(labels, PLAIN, 3.0)[1] == 0, "too far to be the same part"
 
 
-def test_filled_in_strokes_are_right(tmp_path):
-    """On the phantom with every second slice drawn, nearly all filled-in pixels have the class of the mask."""
+def test_interpolated_strokes_agree_with_the_mask(tmp_path):
+    """On the phantom with every second slice drawn, nearly all interpolated pixels have the class of the mask."""
     make_phantom(tmp_path / "phantom", 3)
     dataset, right, total = Dataset.open(tmp_path / "phantom"), 0, 0
     for case in dataset.cases:
@@ -66,15 +66,15 @@ def test_filled_in_strokes_are_right(tmp_path):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-1, 3), min_size=60, max_size=60))
-def test_runs_are_the_map(values):
+def test_runs_reproduce_the_map(values):
     array = np.array(values, np.int16).reshape(3, 4, 5)
     again = np.full_like(array, IGNORE)
     paint(again, runs_of(array), 4)
     assert np.array_equal(again, array)
 
 
-def test_the_page_is_given_runs(page):
-    """The interface changes nothing by itself: the page draws the runs, so that they can be undone."""
+def test_between_returns_runs_and_changes_nothing(page):
+    """The route only computes runs; the page draws them, so that they can be undone."""
     root = page.root
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
     runs = [[0, 480, -1], [2 * 10, 6, 2], [240 + 2 * 10, 6, 2]]
@@ -87,7 +87,7 @@ def test_the_page_is_given_runs(page):
 
 
 @pytest.mark.xdist_group("browser")
-def test_filling_in_on_the_page_can_be_undone(tmp_path, serve, open_page):
+def test_interpolation_can_be_undone(tmp_path, serve, open_page):
     make_phantom(tmp_path / "phantom", 1)
     case = "phantom001_frame01"
     dataset = Dataset.open(tmp_path / "phantom")
@@ -99,7 +99,7 @@ def test_filling_in_on_the_page_can_be_undone(tmp_path, serve, open_page):
     expected, _ = fill_between(strokes, dataset.read_image(case).array, geometry.spacing[0])
     page = open_page(f"{serve(tmp_path / 'phantom').url}/?case={case}")
     page.locator("#between").click()
-    page.get_by_text("Filled in").wait_for()
+    page.get_by_text("Interpolated").wait_for()
     page.wait_for_timeout(800)
     after = dataset.read_scribble(case)[0]
     assert np.array_equal(after, np.where(strokes >= 0, strokes, expected))

@@ -1,4 +1,4 @@
-"""The page in a real browser: what is drawn on the screen is what labelsTr holds, on any orientation of the volume.
+"""The page in a real browser: drawing on the screen labels the right voxels for any orientation.
 
 Skipped where Chromium or playwright is not installed.
 """
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 @pytest.mark.parametrize("code", ["RAS", "LPS", "LAI", "PIR", "ASL", "SRP"])
 def test_a_click_on_a_bright_voxel_labels_that_voxel(code, tmp_path, serve, open_page, affine_of):
-    """The page is not asked where voxels are: a single bright one is found in the screenshot and clicked."""
+    """Independent of the page's own geometry: the bright voxel is located in the screenshot and clicked."""
     bright, root = (1, 2, 8), tmp_path / "set"  # Z, H, W; nowhere near a symmetry
     one_voxel(root, affine_of(code), (5, 9, 12), bright)
     page = open_page(serve(root).url)
@@ -47,7 +47,7 @@ def test_zoom_keeps_the_voxel_under_the_pointer_and_space_moves_the_image(datase
     page.locator("#pen").fill("1")
 
     def click() -> list[list[int]]:
-        """Voxels that a click here changes, taken back again."""
+        """Voxels changed by a click here; the click is undone."""
         page.mouse.click(x, y)
         wait_saved(page)
         changed = np.argwhere(labels_of(dataset, "case1") != before).tolist()
@@ -72,7 +72,7 @@ def test_zoom_keeps_the_voxel_under_the_pointer_and_space_moves_the_image(datase
     assert click() == here
 
 
-def test_what_is_drawn_while_another_case_opens_goes_nowhere(dataset, serve, open_page):
+def test_drawing_while_another_case_loads_is_ignored(dataset, serve, open_page):
     page = open_page(f"{serve(dataset).url}/?case=case1")
     before = [labels_of(dataset, case) for case in ("case1", "case2")]
     box = page.locator("#canvas").bounding_box()
@@ -95,7 +95,7 @@ def test_what_is_drawn_while_another_case_opens_goes_nowhere(dataset, serve, ope
     assert not np.array_equal(labels_of(dataset, "case2"), before[1])
 
 
-def test_a_case_that_is_removed_can_be_left(dataset, serve, open_page):
+def test_removed_case_can_be_left(dataset, serve, open_page):
     page = open_page(f"{serve(dataset).url}/?case=case1")
     page.wait_for_selector("#cases button >> nth=1")
     for path in (dataset / "imagesTr" / "case1_0000.nii.gz", dataset / "labelsTr" / "case1.nii.gz"):

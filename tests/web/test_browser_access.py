@@ -1,4 +1,4 @@
-"""The page without a mouse, and as axe-core (https://github.com/dequelabs/axe-core) judges it.
+"""Accessibility: keyboard only, and axe-core (https://github.com/dequelabs/axe-core).
 
 Skipped where Chromium, playwright or axe-playwright-python is not installed.
 """
@@ -17,7 +17,7 @@ SHAPE = (6, 80, 100)
 
 @pytest.fixture
 def predicted(tmp_path, serve) -> Any:
-    """A served dataset of one volume with a prediction, so that every part of the page is there."""
+    """A dataset with a prediction, so that every part of the page is shown."""
     one_voxel(tmp_path / "set", np.diag([1.0, 1.0, 5, 1.0]), SHAPE, (3, 40, 50))
     labels, doubt = np.zeros(SHAPE), np.zeros(SHAPE)
     labels[2:5, 20:40, 20:50], doubt[2, 50:60, 50:70] = 1, 1
@@ -26,7 +26,7 @@ def predicted(tmp_path, serve) -> Any:
 
 
 def focus(page: Any, selector: str, most: int = 120) -> None:
-    """Go to an element with the tabulator alone."""
+    """Move the focus to an element with Tab."""
     for _ in range(most):
         if page.evaluate("s => document.activeElement?.matches(s)", selector):
             return
@@ -34,7 +34,7 @@ def focus(page: Any, selector: str, most: int = 120) -> None:
     raise AssertionError(f"{selector} cannot be reached with the keyboard")
 
 
-def test_a_whole_visit_with_the_keyboard(predicted, open_page):
+def test_keyboard_only_session(predicted, open_page):
     root = predicted.root
     page = open_page(predicted.url)
     page.wait_for_selector(".places button")

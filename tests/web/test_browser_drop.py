@@ -1,4 +1,4 @@
-"""Files that come in through a real browser: chosen in the dialog, or dropped on the page as a folder.
+"""Adding files in a real browser: chosen in the dialog, or dropped as a folder.
 
 Skipped where Chromium or playwright is not installed.
 """
@@ -36,7 +36,7 @@ def test_help_and_dropped_image(dataset, serve, open_page, tmp_path):
         time.sleep(0.1)
 
 
-def test_a_dropped_dicom_folder_is_drawn_on(tmp_path, serve, open_page, slices):
+def test_dropped_dicom_folder_can_be_annotated(tmp_path, serve, open_page, slices):
     pytest.importorskip("pydicom", reason="pydicom is not installed: pip install 'pclmix[dicom]'")
     root, scan = tmp_path / "set", tmp_path / "Scan 7"
     make_dataset(root, ["RV", "LV"])

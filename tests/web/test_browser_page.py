@@ -1,4 +1,4 @@
-"""What the page shows and says, in a real browser: sides, colours, failures, new images, suggestions, themes.
+"""The page in a real browser: orientation, colours, failures, new images, suggestions, themes.
 
 Skipped where Chromium or playwright is not installed.
 """
@@ -27,8 +27,8 @@ def letters(page: Any) -> list[tuple[str, float, float]]:
 
 
 @pytest.mark.parametrize("code", ["RAS", "LPS", "PIR", "ASL", "LIA"])
-def test_letters_are_where_the_patient_s_sides_are(code, tmp_path, serve, open_page, affine_of):
-    """A bright voxel far towards one side of the patient, by its affine, is near that side's letter on the screen."""
+def test_orientation_letters_match_the_affine(code, tmp_path, serve, open_page, affine_of):
+    """A bright voxel far towards one side of the patient appears near the letter of that side."""
     affine, shape, bright = affine_of(code), (5, 30, 30), (2, 3, 27)
     one_voxel(tmp_path / "set", affine, shape, bright)
     page = open_page(serve(tmp_path / "set").url)
@@ -48,7 +48,7 @@ def test_letters_are_where_the_patient_s_sides_are(code, tmp_path, serve, open_p
         assert distance[near] < distance[far], (near, found)
 
 
-def test_a_volume_of_unknown_orientation_has_no_letters(tmp_path, serve, open_page):
+def test_no_letters_for_unknown_orientation(tmp_path, serve, open_page):
     one_voxel(tmp_path / "set", np.eye(4), (5, 9, 12), (2, 2, 2))
     path = tmp_path / "set" / "imagesTr" / "case_0000.nii.gz"
     image = nib.load(path)
@@ -63,7 +63,7 @@ def test_a_volume_of_unknown_orientation_has_no_letters(tmp_path, serve, open_pa
     assert page.locator("#corner").inner_text() == "Slice 3 of 5"
 
 
-def test_a_picture_is_shown_in_colour_without_letters_and_slices(tmp_path, serve, open_page):
+def test_pictures_in_colour_without_letters_or_slices(tmp_path, serve, open_page):
     page = open_page(serve(pictures(tmp_path / "set")).url)
     assert letters(page) == []
     assert page.locator("#corner").inner_text() == ""
@@ -94,8 +94,8 @@ def test_a_picture_is_shown_in_colour_without_letters_and_slices(tmp_path, serve
     assert middle[0] > 150 > 60 > middle[1]
 
 
-def test_a_thin_stroke_on_a_large_picture_is_seen(tmp_path, serve, open_page):
-    """One pixel of 2,400 is a quarter of one on the screen; the pen is as wide as on a small picture."""
+def test_thin_strokes_are_visible_on_large_pictures(tmp_path, serve, open_page):
+    """At 2,400 pixels, one image pixel is a quarter of a screen pixel; strokes are drawn wider."""
     root = pictures(tmp_path / "set", (1800, 2400), 1)
     labels = np.full((1800, 2400), 3, np.uint8)
     labels[901, 600:1800] = 1
@@ -119,7 +119,7 @@ def test_a_thin_stroke_on_a_large_picture_is_seen(tmp_path, serve, open_page):
     assert 10 <= drawn.sum(axis=0).max() <= 16
 
 
-def test_a_failed_save_is_said_until_it_is_resolved(dataset, serve, open_page):
+def test_failed_save_is_shown_until_resolved(dataset, serve, open_page):
     page = open_page(f"{serve(dataset).url}/?case=case1")
     before = labels_of(dataset, "case1")
     problem = {"status": 507, "json": {"error": "the disk that holds the dataset is full; free some space"}}
@@ -152,7 +152,7 @@ def test_a_failed_save_is_said_until_it_is_resolved(dataset, serve, open_page):
     assert not np.array_equal(labels_of(dataset, "case1"), before)
 
 
-def test_the_first_picture_decides_what_an_empty_dataset_holds(tmp_path, serve, open_page):
+def test_first_picture_sets_the_type_of_an_empty_dataset(tmp_path, serve, open_page):
     root, dropped = tmp_path / "set", tmp_path / "dropped"
     make_dataset(root, ["one", "two"])
     dropped.mkdir()
@@ -176,7 +176,7 @@ def test_the_first_picture_decides_what_an_empty_dataset_holds(tmp_path, serve, 
     assert Dataset.open(root).cases == ("first", "second")
 
 
-def test_suggestions_are_places_of_their_own_with_reasons(tmp_path, serve, open_page):
+def test_suggestions_are_distinct_places_with_reasons(tmp_path, serve, open_page):
     root, shape = tmp_path / "set", (6, 80, 100)
     one_voxel(root, np.diag([1.0, 1.0, 5, 1.0]), shape, (3, 40, 50))
     doubt, labels = np.zeros(shape), np.zeros(shape)
@@ -189,7 +189,7 @@ def test_suggestions_are_places_of_their_own_with_reasons(tmp_path, serve, open_
     texts = buttons.all_inner_texts()
     assert [int(re.search(r"Slice (\d+)", text)[1]) for text in texts] == [2, 5]
     assert all("background or one" in text and re.search("[mc]m²", text) for text in texts)
-    assert all("nothing is drawn yet" in text for text in texts)
+    assert all("no strokes" in text for text in texts)
     buttons.nth(1).click()
     page.wait_for_timeout(500)
     assert page.locator("#corner").inner_text() == "Slice 5 of 6"
@@ -203,8 +203,8 @@ def test_suggestions_are_places_of_their_own_with_reasons(tmp_path, serve, open_
     assert 48 <= y <= 58
 
 
-def test_doubt_and_prediction_leave_the_image_to_be_seen(tmp_path, serve, open_page):
-    """A model that doubts everything colours a tenth of the image at most; a predicted area is mostly its outline."""
+def test_overlays_do_not_hide_the_image(tmp_path, serve, open_page):
+    """Uncertainty colours at most a tenth of the image; predicted regions are mostly outlined."""
     root, shape = tmp_path / "set", (3, 100, 100)
     one_voxel(root, np.eye(4), shape, (1, 50, 50))
     doubt = np.full(shape, 0.7) + np.linspace(0, 0.3, 100)
@@ -244,7 +244,7 @@ JOB = {
         ({"phase": "predicting", "share": 1, "left": 0}, "Predicting: 0 of 1", "0"),
     ],
 )
-def test_each_phase_of_a_training_has_its_own_words(dataset, serve, open_page, state, words, value):
+def test_training_phases_on_the_page(dataset, serve, open_page, state, words, value):
     def answer(route: Any) -> None:
         route.fulfill(body=json.dumps({"job": {**JOB, **state}, "runs": []}), content_type="application/json")
 
@@ -281,7 +281,7 @@ CUT = """() => [...document.querySelectorAll('button, label, span, b, small, p, 
 
 
 @pytest.mark.parametrize("width", [390, 1100, 1440, 2560])
-def test_no_label_is_cut_off(width, tmp_path, serve, open_page):
+def test_no_label_is_truncated(width, tmp_path, serve, open_page):
     root, shape = tmp_path / "set", (6, 80, 100)
     one_voxel(root, np.eye(4), shape, (3, 40, 50))
     about = (root / "dataset.json").read_text()

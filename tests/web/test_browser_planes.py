@@ -1,4 +1,4 @@
-"""Three planes in a real browser, on grids that are not RAS: what is drawn in any of them, and what is said of a voxel.
+"""Three planes in a real browser on non-RAS grids: drawing in each, and the readout.
 
 Skipped where Chromium or playwright is not installed.
 """
@@ -17,7 +17,7 @@ SHAPE, BRIGHT = (7, 9, 12), (2, 2, 8)  # Z, H, W; nowhere near a symmetry
 
 
 def looks_at_bright_voxel(page, root) -> tuple[np.ndarray, dict[str, float]]:
-    """Open the planes and put the crosshair on the bright voxel, found in the screenshot and clicked."""
+    """Show three planes and click the bright voxel, located in the screenshot."""
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowUp")  # from the middle slice, 4, to 2; the third is wanted
     page.keyboard.press("ArrowDown")
@@ -34,8 +34,8 @@ def looks_at_bright_voxel(page, root) -> tuple[np.ndarray, dict[str, float]]:
 
 
 @pytest.mark.parametrize("code", ["RAS", "LPS", "PIR", "ASL"])
-def test_the_voxel_seen_in_each_plane_is_the_one_drawn(code, tmp_path, serve, open_page, affine_of):
-    """The page is not asked where voxels are: the bright one is found in each plane's part of the screenshot."""
+def test_drawing_in_each_plane_labels_the_voxel_shown(code, tmp_path, serve, open_page, affine_of):
+    """Independent of the page's own geometry: the bright voxel is located in the screenshot of each plane."""
     one_voxel(tmp_path / "set", affine_of(code), SHAPE, BRIGHT)
     page = open_page(serve(tmp_path / "set").url)
     grey, box = looks_at_bright_voxel(page, tmp_path)
@@ -74,7 +74,7 @@ def test_a_stroke_in_another_plane_crosses_slices(tmp_path, serve, open_page, af
 
 
 def test_value_and_position_under_the_pointer(tmp_path, serve, open_page):
-    """Millimetres as nibabel computes them, on an oblique grid; the value scaled as the file says."""
+    """Position as nibabel computes it, on an oblique grid; value after scl_slope and scl_inter."""
     rng = np.random.default_rng(0)
     turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     affine = np.eye(4)
@@ -103,8 +103,8 @@ def test_value_and_position_under_the_pointer(tmp_path, serve, open_page):
     assert page.locator("#readout").is_hidden()
 
 
-def test_the_scale_bar_measures_the_image(tmp_path, serve, open_page):
-    """Two bright columns 60 mm apart are as far apart on the screen as the bar says."""
+def test_scale_bar_length(tmp_path, serve, open_page):
+    """Two bright columns 60 mm apart have that distance by the scale bar."""
     root = tmp_path / "set"
     one_voxel(root, np.diag([1.5, 1.5, 6, 1.0]), (5, 60, 60), (2, 0, 0))
     image = np.zeros((60, 60, 5), np.int16)
@@ -125,8 +125,8 @@ def test_the_scale_bar_measures_the_image(tmp_path, serve, open_page):
         page.keyboard.press("+")
 
 
-def test_presets_of_ct(tmp_path, serve, open_page):
-    """The lung window shows -600 HU as middle grey; the choice is kept for the next image of this kind."""
+def test_ct_presets(tmp_path, serve, open_page):
+    """The lung window shows -600 HU as middle grey; the choice is kept for the next CT image."""
     root = tmp_path / "set"
     one_voxel(root, np.eye(4), (5, 40, 40), (2, 0, 0))
     table = (root / "dataset.json").read_text().replace('"MRI"', '"CT"')
@@ -150,7 +150,7 @@ def test_presets_of_ct(tmp_path, serve, open_page):
     assert page.locator("#width").input_value() == "1500"  # a width below 0 is no window
     page.locator("#width").fill("400")
     page.locator("#width").press("Enter")
-    assert page.locator("#preset").input_value() == "Own"
+    assert page.locator("#preset").input_value() == "Custom"
     page.locator("#reset-window").click()
     assert page.locator("#preset").input_value() == "Automatic"
 

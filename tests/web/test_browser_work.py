@@ -1,4 +1,4 @@
-"""A whole visit in a real browser: draw, take back, reload, two windows, train, look, take over, download.
+"""A complete session in a real browser: draw, undo, reload, two windows, train, review, accept, download.
 
 Skipped where Chromium or playwright is not installed.
 """
@@ -103,7 +103,7 @@ def test_draw_undo_save_reload_train_look_download(tmp_path, serve, open_page, m
     page.unroute("**/api/events")
     other.close()
 
-    # Train the smallest recipe, see the prediction, take over the slice, download.
+    # Train the smallest recipe, review the prediction, accept the slice, download.
     page.reload()
     page.wait_for_selector("body[data-ready]")
     page.get_by_text("Settings").click()

@@ -1,4 +1,4 @@
-"""The slice painted before the viewer has started is the one the viewer then shows: same place, axes and window."""
+"""The slice painted before the viewer has started equals that of the viewer: place, orientation, window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def scan(shape: tuple[int, int, int] = (56, 40, 5), kind: Any = np.int16) -> np.ndarray:
-    """Clouds with one bright corner, so that no turn or mirror image of it looks the same; (X, Y, Z)."""
+    """Smooth noise with one bright corner, so that every rotation and reflection differs; (X, Y, Z)."""
     clouds = ndimage.gaussian_filter(np.random.default_rng(0).normal(size=shape), (3, 3, 0))
     clouds = (clouds - clouds.min()) / np.ptp(clouds) * 800
     clouds[:20, :15] += 400
@@ -54,7 +54,7 @@ def shown(page: Any) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(page.locator("#canvas-box").screenshot())).convert("L")).astype(int)
 
 
-def test_nothing_moves_when_the_viewer_takes_over(tmp_path: Path, serve, open_page, affine_of):
+def test_first_slice_equals_the_viewer(tmp_path: Path, serve, open_page, affine_of):
     (tmp_path / "imagesTr").mkdir()
     for name, image in kinds(affine_of).items():
         nib.save(image, tmp_path / "imagesTr" / f"{name}_0000.nii.gz")
@@ -75,16 +75,16 @@ def test_nothing_moves_when_the_viewer_takes_over(tmp_path: Path, serve, open_pa
         page.close()
 
 
-def test_the_first_case(page):
-    """The case asked for, or the first one; the bytes are those of its file."""
+def test_first_case(page):
+    """The requested case, or the first one; the bytes of its file."""
     for asked, name in (("case2", "case2"), ("", "case1"), ("../../etc/passwd", "case1")):
         answer = page.client.get("/api/first", params={"case": asked})
         assert (answer.status_code, answer.headers["x-case"]) == (200, name)
         assert answer.content == (page.root / "imagesTr" / f"{name}_0000.nii.gz").read_bytes()
 
 
-def test_files_of_the_page(page):
-    """What has not changed is not sent again, and a module is called JavaScript whatever the system thinks."""
+def test_static_files(page):
+    """Unchanged files give 304, and modules are served as JavaScript on any system."""
     answer = page.client.get("/first.js")
     assert answer.headers["content-type"].startswith("text/javascript")
     again = page.client.get("/first.js", headers={"if-none-match": answer.headers["etag"]})

@@ -1,4 +1,4 @@
-"""Jobs: one at a time, known from disk alone, stopped and resumed; predictions and what is read from them."""
+"""Jobs: one at a time, state on disk only, stop and resume; predictions and suggestions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pclmix.data.dataset import Dataset
 from pclmix.inference.uncertainty import Examined, Quality
 from pclmix.io.volume import write_labels
 from pclmix.synth.phantom import make_phantom
+from pclmix.web.assist import where_next
 from pclmix.web.jobs import Jobs
-from pclmix.web.predictions import PredictionBook
-from pclmix.web.strokes import StrokeBook
-from pclmix.web.suggest import where_next
+from pclmix.web.results import PredictionStore
+from pclmix.web.strokes import StrokeStore
 from pclmix.web.workspace import Workspace
 
 
@@ -52,7 +52,7 @@ def test_training_is_planned_from_the_data(phantom, serve):
 
 
 def test_train_stop_resume_predict(phantom, serve):
-    """Each look is by a new `Jobs`, as after a restart of the server."""
+    """Each check uses a new `Jobs`, as after a restart of the server."""
     page = serve(phantom)
     case = "phantom001_frame01"
     body = {"recipe": "tiny", "method": "pce", "minutes": 60, "then": [case]}
@@ -90,15 +90,15 @@ def test_train_stop_resume_predict(phantom, serve):
     assert page.client.get("/api/export/predictions.zip").content[:2] == b"PK"
 
 
-def test_a_job_that_cannot_start_says_why(page):
-    """Class LV has no stroke in this dataset: training says so, and the page gets the sentence."""
+def test_failed_job_reports_the_reason(page):
+    """Class LV has no stroke in this dataset: the page gets the error of training."""
     page.client.post("/api/jobs/train", json={"recipe": "tiny", "method": "pce"})
     state = wait(Jobs(Workspace(page.root)), "failed")
     assert "no scribble of class LV" in state["message"]
 
 
 def test_cases_without_strokes_are_left_out(page):
-    """Who drew on some images trains on those; who drew on none is told at once."""
+    """Only annotated cases are trained on; without any, the request is refused at once."""
     dataset = Dataset.open(page.root)
     geometry = dataset.read_image("case1").geometry
     blank = np.full(geometry.shape, dataset.labels.ignore)
@@ -110,7 +110,7 @@ def test_cases_without_strokes_are_left_out(page):
     write_labels(dataset.scribble_path("case2"), blank, geometry)
     answer = page.client.post("/api/jobs/train", json={"recipe": "tiny", "method": "pce"})
     assert answer.status_code == 400
-    assert "nothing is drawn yet" in answer.json()["error"]
+    assert "no strokes" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_cases_without_strokes_are_left_out(page):
         ("stop", {}, 400),
     ],
 )
-def test_nonsense_starts_nothing(page, path, body, status):
+def test_invalid_job_requests_are_refused(page, path, body, status):
     assert page.client.post(f"/api/jobs/{path}", json=body).status_code == status
     assert page.client.get("/api/jobs").json() == {"job": None, "runs": []}
 
 
-def test_two_predictions_can_be_compared(page):
-    """The difference shown is between the newest prediction and the one before, over the image's grid."""
+def test_difference_of_two_predictions(page):
+    """The difference compares the newest prediction with the one before, on the grid of the image."""
     workspace = Workspace(page.root)
-    book, strokes = PredictionBook(workspace), StrokeBook(workspace).read("case1")
+    book, strokes = PredictionStore(workspace), StrokeStore(workspace).read("case1")
     before, after = np.zeros((4, 12, 10), np.uint8), np.zeros((4, 12, 10), np.uint8)
     after[2, 3, 4] = 1
     for run, labels in (("20200101-000000", before), ("20200101-000001", after)):
@@ -151,7 +151,7 @@ def test_two_predictions_can_be_compared(page):
     assert known[0]["agreement"] == pytest.approx(float((after[drawn] == strokes.array[drawn]).mean()))
 
 
-def test_where_next_is_where_it_is_unsure_and_nothing_is_drawn():
+def test_where_next_prefers_uncertain_places_without_strokes():
     unsure = np.zeros((3, 80, 80), np.uint8)
     unsure[1, 20:26, 20:26] = 255
     unsure[2, 50:56, 60:66] = 200
@@ -166,7 +166,7 @@ def test_where_next_is_where_it_is_unsure_and_nothing_is_drawn():
     assert [p["z"] for p in where_next(unsure, labels, second, strokes)] == [2]
 
 
-def test_the_job_is_told_as_it_goes(page):
+def test_job_events(page):
     with page.client.stream("GET", "/api/events") as events:
         assert events.headers["content-type"].startswith("text/event-stream")
         lines = events.iter_lines()

@@ -1,4 +1,4 @@
-"""MONAI Label's REST interface, tested with the client that MONAI Label comes with, on a grid that is not RAS."""
+"""The MONAI Label interface, tested with MONAI Label's own client on a non-RAS grid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def monai(serve, dataset) -> Any:
 
 
 def client_of(page: Any, folder: Path, who: str = "me") -> Any:
-    """MONAI Label's client, which needs Python below 3.13 and is installed without what it depends on."""
+    """The client of MONAI Label, which needs Python below 3.13; installed without its dependencies."""
     reason = "MONAI Label's client is not installed: pip install --no-deps monailabel, and requests"
     module = pytest.importorskip("monailabel.client", reason=reason)
     folder.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ def client_of(page: Any, folder: Path, who: str = "me") -> Any:
 
 
 def refused(status: int, call: Any, *arguments: Any) -> None:
-    """The client raises an exception of its own, which tells the server's status."""
+    """The status in the exception raised by the client."""
     from monailabel.client.client import MONAILabelClientException
 
     with pytest.raises(MONAILabelClientException) as error:
@@ -50,7 +50,7 @@ def refused(status: int, call: Any, *arguments: Any) -> None:
 
 
 def upload(page: Any, values: np.ndarray, affine: np.ndarray, folder: Path, **params: Any) -> httpx.Response:
-    """A label map (Z, H, W) sent as a client sends it."""
+    """Send a label map (Z, H, W) as a client does."""
     path = folder / "label.nii.gz"
     nib.save(nib.Nifti1Image(values.transpose(2, 1, 0).astype(np.uint8), affine), path)
     return send(page, path, **params)
@@ -65,7 +65,7 @@ def affine_of(page: Any) -> np.ndarray:
     return nib.load(page.root / "imagesTr" / "case1_0000.nii.gz").affine
 
 
-def test_a_whole_visit_with_monai_label_s_own_client(tmp_path, serve, monkeypatch):
+def test_session_with_the_monai_label_client(tmp_path, serve, monkeypatch):
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "phantom"
     make_phantom(root, 1)
@@ -148,7 +148,7 @@ def test_stop_ends_a_training(monai, tmp_path):
         time.sleep(0.1)
 
 
-def test_masks_are_dense_and_come_back_as_they_were(monai, tmp_path):
+def test_dense_masks_round_trip(monai, tmp_path):
     values = np.random.default_rng(0).integers(0, 3, (4, 12, 10))
     assert upload(monai, values, affine_of(monai), tmp_path, kind="mask", label_info=INFO[:2]).status_code == 200
     assert np.array_equal(labels_of(monai.root, "case1"), values)
@@ -158,8 +158,8 @@ def test_masks_are_dense_and_come_back_as_they_were(monai, tmp_path):
 
 
 @pytest.mark.parametrize("turn", ["RAS", "LPS", "SAR", "PIL"])
-def test_a_label_on_turned_axes_is_laid_on_the_image(monai, tmp_path, turn):
-    """Some programs write every image in an order of their own: the same places in space are the same voxels."""
+def test_permuted_axes_are_reordered(monai, tmp_path, turn):
+    """Some programs reorder axes on export: voxels are matched by position."""
     values = np.zeros((4, 12, 10), np.uint8)
     values[1, 2, 3], values[2, 10, 7], values[3, 0, 0] = 1, 2, 3
     image = nib.Nifti1Image(values.transpose(2, 1, 0), affine_of(monai))
@@ -192,8 +192,8 @@ def test_a_label_on_another_grid_is_refused(monai, tmp_path, change):
     assert np.array_equal(labels_of(monai.root, "case1"), before)
 
 
-def test_the_page_and_a_viewer_lose_no_stroke(monai, tmp_path):
-    """Both change the same case: what each drew stays, and what each erased is erased."""
+def test_page_and_client_edits_are_merged(monai, tmp_path):
+    """Both edit the same case: strokes of both are kept, and erased ones stay erased."""
     client = client_of(monai, tmp_path / "client")
     version = monai.client.get("/api/cases/case1/strokes").headers["x-version"]
     first = monai.client.post("/api/cases/case1/strokes", json={"version": version, "runs": [[0, 480, -1], [0, 9, 1]]})
@@ -280,7 +280,7 @@ def test_nrrd_files(monai, tmp_path, content, status):
         assert labels_of(monai.root, "case1")[3, 11, 9] == 2
 
 
-def test_without_the_option_there_is_no_such_address(page):
+def test_interface_is_off_by_default(page):
     for path in ("/info/", "/datastore/", "/auth/", "/train/"):
         assert page.client.get(path).status_code == 404
     assert page.client.post("/train/pclmix", json={}).status_code in (404, 405)
@@ -299,7 +299,7 @@ def test_without_the_option_there_is_no_such_address(page):
         ("POST", "/api/jobs/train", "application/json"),
     ],
 )
-def test_what_a_form_can_send_changes_nothing(monai, method, path, kind):
+def test_form_requests_change_nothing(monai, method, path, kind):
     before = listing(monai.root)
     answer = httpx.request(method, f"{monai.url}{path}", content=b"{}", headers={"content-type": kind} if kind else {})
     assert answer.status_code in (403, 405)
@@ -331,7 +331,7 @@ def test_other_sites_are_refused(monai, headers):
     assert httpx.options(f"{monai.url}/datastore/label", headers={"origin": "https://evil.example"}).status_code >= 400
 
 
-def test_another_address_needs_the_token(serve, dataset, tmp_path):
+def test_other_addresses_need_the_token(serve, dataset, tmp_path):
     rules = Rules.of("0.0.0.0", monailabel=True)
     page = serve(dataset, rules)
     client = client_of(page, tmp_path / "client")
@@ -358,7 +358,7 @@ def test_an_image_can_be_added(monai, tmp_path):
     refused(400, client.upload_image, str(image), "new scan")
 
 
-def test_pictures_are_not_served_like_this(tmp_path):
+def test_pictures_are_refused(tmp_path):
     from browsing import pictures
 
     with pytest.raises(PclmixError, match="--monailabel"):

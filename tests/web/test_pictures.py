@@ -1,4 +1,4 @@
-"""Pictures: colour for the viewer, thumbnails, what an empty dataset takes from its first image, phases of a run."""
+"""Colour images, thumbnails, the type of an empty dataset, phases of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from PIL import Image
 from uploading import listing, send, zipped
 
 from pclmix.data.dataset import Dataset
-from pclmix.web.runs import training
+from pclmix.web.results import training
 from pclmix.web.workspace import make_dataset
 
 
@@ -28,7 +28,7 @@ def png(shape: tuple[int, ...], dtype: type = np.uint8) -> bytes:
     return buffer.getvalue()
 
 
-def test_colour_is_sent_as_rgb_and_channels_one_by_one(serve, tmp_path):
+def test_colour_images_and_channels(serve, tmp_path):
     page = serve(pictures(tmp_path / "set", (7, 9), 1))
     about = page.client.get("/api/dataset").json()
     assert (about["picture"], about["coloured"]) == (True, True)
@@ -44,8 +44,8 @@ def test_colour_is_sent_as_rgb_and_channels_one_by_one(serve, tmp_path):
 
 
 @pytest.mark.parametrize("code", ["RAS", "LPS", "PIR", "ASL", "SRP"])
-def test_thumbnails_are_turned_as_the_page_turns_images(code, serve, tmp_path, affine_of):
-    """The corner towards the patient's right and anterior (or superior) is at the top left, as on the page."""
+def test_thumbnail_orientation(code, serve, tmp_path, affine_of):
+    """The corner towards the right and anterior (or superior) is at the top left, as on the page."""
     affine, shape = affine_of(code), (3, 40, 40)
     one_voxel(tmp_path / "set", affine, shape, (1, 0, 0))
     image = np.zeros(shape[::-1], np.int16)
@@ -83,7 +83,7 @@ def test_thumbnails_are_turned_as_the_page_turns_images(code, serve, tmp_path, a
     ],
     ids=["grey", "colour", "volume", "two channels"],
 )
-def test_the_first_image_decides(serve, tmp_path, name, content, ending, channels):
+def test_first_image_sets_ending_and_channels(serve, tmp_path, name, content, ending, channels):
     make_dataset(tmp_path / "set", ["one"])
     page = serve(tmp_path / "set")
     assert send(page, "b.png", b"not a picture").status_code == 400

@@ -1,4 +1,4 @@
-"""Nobody else may use the server, and nobody at all reaches beyond the dataset folder."""
+"""Access control, and confinement to the dataset folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECRET = "not for the browser"
 
 
 def raw_get(url: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-    """A request whose path is sent exactly as it is; httpx would tidy it up."""
+    """Send a request with the path unchanged; httpx would normalise it."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
     connection.putrequest("GET", path, skip_host=headers is not None and "Host" in headers)
     for key, value in (headers or {}).items():
@@ -43,7 +43,7 @@ def raw_get(url: str, path: str, headers: dict[str, str] | None = None) -> tuple
         "/api/progress?case=../secret",
     ],
 )
-def test_paths_lead_nowhere_else(page, path):
+def test_path_traversal_is_refused(page, path):
     (page.root.parent / "secret.txt").write_text(SECRET)
     status, body = raw_get(page.url, path)
     assert status in (400, 404, 405, 422)
@@ -70,7 +70,7 @@ def test_links_out_of_the_folder_are_refused(page, tmp_path, folder):
     assert f"{folder}/{name}".encode() not in archive
 
 
-def test_a_linked_corner_is_refused(page, tmp_path):
+def test_linked_internal_folder_is_refused(page, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (page.root / ".pclmix").symlink_to(tmp_path / "elsewhere")
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
@@ -105,7 +105,7 @@ def test_a_plain_form_cannot_post(page):
     assert answer.status_code == 403
 
 
-def test_rebinding_cannot_read(page):
+def test_dns_rebinding_is_refused(page):
     assert raw_get(page.url, "/api/dataset", {"Host": "attacker.example:80"})[0] == 400
     assert page.client.get("/api/dataset", headers={"sec-fetch-site": "cross-site"}).status_code == 403
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
@@ -162,7 +162,7 @@ def test_every_request_needs_the_token(serve, dataset):
     assert page.client.get("/api/dataset", headers={"origin": "https://evil.example"}).status_code == 403
 
 
-def test_answers_carry_their_protection(page):
+def test_security_headers(page):
     refused = {"host": "evil.example"}
     for path, headers in (("/api/dataset", {}), ("/", {}), ("/nothing.js", {}), ("/api/dataset", refused)):
         answer = page.client.get(path, headers=headers)
@@ -172,7 +172,7 @@ def test_answers_carry_their_protection(page):
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_large_body_is_refused_before_it_is_read(page):
+def test_large_bodies_are_refused(page):
     for headers in ({"content-length": str(1 << 30)}, {"transfer-encoding": "chunked"}):
         connection = http.client.HTTPConnection(page.url.removeprefix("http://"), timeout=10)
         connection.putrequest("POST", "/api/jobs/train")

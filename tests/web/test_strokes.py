@@ -1,4 +1,4 @@
-"""Strokes: what is sent is what labelsTr holds, voxel by voxel; nothing is overwritten silently; one can step back."""
+"""Strokes: labelsTr equals what was sent; conflicts are detected; earlier states can be restored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pclmix.errors import PclmixError
 from pclmix.labels import IGNORE
-from pclmix.web.strokes import KEPT, StrokeBook, paint
+from pclmix.web.strokes import KEPT, StrokeStore, paint
 from pclmix.web.workspace import Workspace
 
 
@@ -35,14 +35,14 @@ def test_paint_writes_runs_in_order(runs):
 
 
 @pytest.mark.parametrize("run", [(-1, 2, 0), (59, 2, 0), (0, 0, 0), (0, 1, 3), (0, 1, -2), (2**62, 2**62, 1)])
-def test_paint_refuses_what_leaves_the_map(run):
+def test_paint_refuses_runs_outside_the_map(run):
     array = np.zeros((3, 4, 5), np.int16)
     with pytest.raises(PclmixError):
         paint(array, [run], 3)
     assert not array.any()
 
 
-def test_saved_strokes_are_the_file(page):
+def test_saved_strokes_equal_the_file(page):
     first = page.client.get("/api/cases/case1/strokes")
     assert first.headers["x-shape"] == "4,12,10"
     before = np.frombuffer(first.content, np.uint8).reshape(4, 12, 10)
@@ -63,7 +63,7 @@ def test_saved_strokes_are_the_file(page):
     assert page.client.get("/api/progress").json()["case1"]["voxels"][2] == 4
 
 
-def test_a_second_tab_is_told_and_nothing_is_lost(page):
+def test_conflict_with_a_second_tab(page):
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
     mine = page.client.post("/api/cases/case1/strokes", json={"version": version, "runs": [[0, 3, 1]]})
     theirs = page.client.post("/api/cases/case1/strokes", json={"version": version, "runs": [[0, 3, 2]]})
@@ -73,7 +73,7 @@ def test_a_second_tab_is_told_and_nothing_is_lost(page):
     assert labels_of(page.root).ravel()[:3].tolist() == [1, 1, 1]
 
 
-def test_another_program_counts_as_a_second_tab(page):
+def test_conflict_with_another_program(page):
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
     path = page.root / "labelsTr" / "case1.nii.gz"
     image = nib.load(path)
@@ -85,7 +85,7 @@ def test_another_program_counts_as_a_second_tab(page):
     assert labels_of(page.root)[0, 0, 0] == 2
 
 
-def test_history_leads_back_and_forth(page):
+def test_history_restores_both_ways(page):
     original = labels_of(page.root)
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
     states = [original]
@@ -108,15 +108,15 @@ def test_history_leads_back_and_forth(page):
         assert answer.status_code in (404, 409)
 
 
-def test_history_keeps_a_bounded_number(dataset):
-    book = StrokeBook(Workspace(dataset))
+def test_history_is_bounded(dataset):
+    book = StrokeStore(Workspace(dataset))
     version = book.read("case1").version
     for k in range(KEPT + 5):
         version = book.save("case1", version, [(k % 100, 1, k % 3)])
     assert len(book.history("case1")) == KEPT
 
 
-def test_an_image_without_labels_gets_them(dataset, serve):
+def test_image_without_labels(dataset, serve):
     (dataset / "labelsTr" / "case2.nii.gz").unlink()
     page = serve(dataset)
     first = page.client.get("/api/cases/case2/strokes")
@@ -132,7 +132,7 @@ def test_an_image_without_labels_gets_them(dataset, serve):
 
 @settings(max_examples=25)
 @given(st.text(max_size=20), st.lists(st.tuples(st.integers(), st.integers(), st.integers()), max_size=3))
-def test_no_change_at_all_for_nonsense(version, runs):
+def test_invalid_saves_change_nothing(version, runs):
     array = np.full((2, 2, 2), IGNORE, np.int16)
     if all(s >= 0 and n >= 1 and s + n <= 8 and -1 <= k < 3 for s, n, k in runs):
         return

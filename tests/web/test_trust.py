@@ -1,4 +1,4 @@
-"""What goes wrong outside the workbench: a full disk, a second server, a killed one, requests that are no requests."""
+"""Failures: full disk, second server, killed server, malformed requests, stalled connections."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from browsing import labels_of
 from uploading import listing, send
 
 from pclmix.errors import PclmixError
-from pclmix.web.locks import claimed, sweep
-from pclmix.web.patience import PatientProtocol
-from pclmix.web.strokes import StrokeBook
+from pclmix.web.app import PatientProtocol
+from pclmix.web.serve import claimed, sweep
+from pclmix.web.strokes import StrokeStore
 from pclmix.web.workspace import Workspace
 
 
@@ -33,7 +33,7 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_costs_no_state_of_the_history(page, monkeypatch):
+def test_full_disk_keeps_the_history(page, monkeypatch):
     """Five states, 200 failed saves, one good one: all six states can be restored."""
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
     states = [labels_of(page.root, "case1")]
@@ -59,22 +59,22 @@ def test_a_full_disk_costs_no_state_of_the_history(page, monkeypatch):
 
 
 def test_history_survives_a_program_that_writes_in_place(page):
-    """History holds the file that was replaced, which nothing writes to any more."""
+    """The history keeps the replaced file, which is never modified."""
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
     first = labels_of(page.root, "case1")
     version = save(page, version, [[0, 5, 1]]).json()["version"]
     path = page.root / "labelsTr" / "case1.nii.gz"
     with path.open("r+b") as file:
         file.write(b"\0" * 40)
-    (entry,) = StrokeBook(Workspace(page.root)).history("case1")
+    (entry,) = StrokeStore(Workspace(page.root)).history("case1")
     kept = page.root / ".pclmix" / "history" / "case1" / f"{entry.id}.nii.gz"
     import nibabel as nib
 
     assert np.array_equal(np.asarray(nib.load(kept).dataobj).transpose(2, 1, 0), first)
 
 
-def test_training_beside_the_server_reads_whole_files(page):
-    """`pclmix train` may read a dataset that is drawn on: each label file is one of the states that were saved."""
+def test_concurrent_readers_see_complete_files(page):
+    """`pclmix train` may read during drawing: each label file read is one of the saved states."""
     dataset, saved = Workspace(page.root).dataset, set()
     version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
     ended = threading.Event()
@@ -123,7 +123,7 @@ def test_a_second_server_is_refused_with_the_address_of_the_first(dataset):
         first.kill()
 
 
-def test_one_process_may_claim_a_dataset_again(dataset):
+def test_released_dataset_can_be_claimed_again(dataset):
     with claimed(Workspace(dataset)) as claim:
         assert claim.held
         with pytest.raises(PclmixError, match="another workbench"), claimed(Workspace(dataset)):
@@ -132,7 +132,7 @@ def test_one_process_may_claim_a_dataset_again(dataset):
         assert claim.held
 
 
-def test_leftovers_of_a_killed_server_are_swept(dataset):
+def test_leftovers_of_a_killed_server_are_removed(dataset):
     before = listing(dataset)
     left = ("labelsTr/.case1-ab3d_x9z.nii.gz", "imagesTr/.new_0000-q1w2e3r4.nii.gz", ".dataset-abcdefgh.json")
     (dataset / ".pclmix" / "incoming" / "tmp1").mkdir(parents=True)
@@ -144,8 +144,8 @@ def test_leftovers_of_a_killed_server_are_swept(dataset):
     assert listing(dataset) == before | {"labelsTr/.my-notes.txt"}
 
 
-def test_a_label_file_that_appears_meanwhile_is_kept(dataset, monkeypatch):
-    """Strokes saved while `complete` prepares an empty label file for the same case are not overwritten."""
+def test_concurrently_created_label_file_is_kept(dataset, monkeypatch):
+    """`complete` does not overwrite strokes saved at the same time."""
     path = dataset / "labelsTr" / "case2.nii.gz"
     drawn = path.read_bytes()
     path.unlink()
@@ -179,7 +179,7 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("path", ["jobs/train", "jobs/predict", "cases/case1/strokes", "cases/case1/history"])
-def test_a_body_that_is_no_request_is_refused(page, path, body):
+def test_malformed_bodies_are_refused(page, path, body):
     answer = page.client.post(f"/api/{path}", content=body, headers={"content-type": "application/json"})
     assert 400 <= answer.status_code < 500
     assert isinstance(answer.json()["error"], str)
@@ -199,7 +199,7 @@ def test_numbers_past_64_bits_change_nothing(page, runs):
     assert np.array_equal(labels_of(page.root, "case1"), before)
 
 
-def test_an_error_does_not_repeat_what_was_sent(page):
+def test_errors_do_not_echo_the_request(page):
     body = {"version": "x", "runs": [["SECRET" * 10, 1, 1]] * 50_000}
     answer = page.client.post("/api/cases/case1/strokes", json=body)
     assert answer.status_code == 422
@@ -208,7 +208,7 @@ def test_an_error_does_not_repeat_what_was_sent(page):
 
 
 @pytest.mark.parametrize("recipe", ["{}/mine.yaml", "../mine.yaml", "mine", "", "fast.yaml"])
-def test_recipes_are_names(page, tmp_path, recipe):
+def test_recipe_paths_are_refused(page, tmp_path, recipe):
     (tmp_path / "mine.yaml").write_text("password: hunter2")
     answer = page.client.post("/api/jobs/train", json={"recipe": recipe.format(tmp_path)})
     assert answer.status_code in (400, 422)
@@ -233,7 +233,7 @@ def test_a_file_whose_name_is_not_utf8_does_not_hide_the_others(serve, dataset):
 
 
 @pytest.mark.parametrize("name", ["心臓", 'a"b\r\nx: y', "\ud800", "été"])
-def test_a_dataset_of_any_name_can_be_downloaded(serve, dataset, name):
+def test_download_of_datasets_with_any_name(serve, dataset, name):
     about = json.loads((dataset / "dataset.json").read_text())
     (dataset / "dataset.json").write_text(json.dumps({**about, "name": name}))
     page = serve(dataset)
@@ -267,7 +267,7 @@ def test_stalled_connections_are_closed(page, monkeypatch, sent, limits):
         assert time.monotonic() - begun < 5
 
 
-def test_a_slow_but_steady_upload_is_taken(page, monkeypatch):
+def test_slow_but_steady_upload_is_accepted(page, monkeypatch):
     monkeypatch.setattr(PatientProtocol, "every", 0.1)
     monkeypatch.setattr(PatientProtocol, "head_seconds", 0.3)
     content = (page.root / "imagesTr" / "case1_0000.nii.gz").read_bytes()

@@ -1,4 +1,4 @@
-"""What tests of dropped files share: a zip in memory, an upload, and what is on disk."""
+"""Helpers of the upload tests: a zip in memory, an upload, the files on disk."""
 
 from __future__ import annotations
 

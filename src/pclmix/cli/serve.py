@@ -28,7 +28,7 @@ def serve(
     Everything stays on this computer: strokes are saved into labelsTr as they are drawn, models and history into
     .pclmix beside it. For another address than 127.0.0.1 the printed link contains a token that every request needs.
     """
-    from pclmix.web.run import run_server
+    from pclmix.web.serve import run_server
 
     run_server(
         dataset,

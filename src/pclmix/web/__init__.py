@@ -1,1 +1,1 @@
-"""The workbench: a page to draw strokes, train, look and correct. It calls the same functions as the command line."""
+"""The workbench: draw strokes, train, review and correct in the browser. Calls the same functions as the CLI."""

@@ -1,4 +1,4 @@
-"""Answers of the server: errors as one JSON sentence with the right status, files, maps and zips."""
+"""Responses of the server: errors as JSON with the right status code, files, label maps and zips."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 
 from pclmix.errors import PclmixError
 from pclmix.io.volume import Geometry
+from pclmix.web.archives import TooLargeError
 from pclmix.web.cases import display_nifti
 from pclmix.web.jobs import BusyError
-from pclmix.web.packing import TooLargeError
 from pclmix.web.strokes import StaleError
 from pclmix.web.workspace import OutsideError, UnknownError, is_full
 
@@ -26,20 +26,20 @@ NIFTI = "application/gzip"
 _STATUS = ((StaleError, 409), (BusyError, 409), (UnknownError, 404), (OutsideError, 403), (TooLargeError, 413))
 _DISK_FULL = (
     "the disk that holds the dataset is full; nothing was saved and nothing was overwritten. "
-    "Free some space, then save again"
+    "Free some space and save again"
 )
-_SHOWN = 3  # problems of a request that are named
+_SHOWN = 3  # validation errors listed in a response
 _log = logging.getLogger(__name__)
 
 
 class File(FileResponse):
-    """A file sent in few large pieces: each one waits for a thread."""
+    """A file response with large chunks: reading each one costs a thread switch."""
 
     chunk_size = 4 << 20
 
 
 def add_error_answers(app: FastAPI) -> None:
-    """Every error becomes {"error": SENTENCE}; none repeats what was sent."""
+    """Turn every error into {"error": MESSAGE}; no message echoes the request body."""
     app.add_exception_handler(PclmixError, _refused)
     app.add_exception_handler(OSError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -76,24 +76,26 @@ def _plain(_: Request, error: Exception) -> JSONResponse:
 
 
 def _unexpected(_: Request, error: Exception) -> JSONResponse:
-    """A defect of the workbench: Starlette logs the traceback after this answer."""
-    return JSONResponse({"error": f"the workbench has a defect ({type(error).__name__}); its log says where"}, 500)
+    """A bug in the workbench; Starlette logs the traceback after this response."""
+    return JSONResponse(
+        {"error": f"internal error ({type(error).__name__}); the terminal of pclmix serve shows the traceback"}, 500
+    )
 
 
 def _sendable(text: str) -> str:
-    """Text without lone surrogates, which UTF-8 cannot hold."""
+    """Replace lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def json_answer(content: Any) -> Response:
-    """JSON in ASCII: names of files and datasets may hold bytes that are not UTF-8."""
+    """JSON in ASCII: file and dataset names may contain bytes that are not UTF-8."""
     return Response(json.dumps(content), media_type="application/json")
 
 
 def map_answer(array: Any, geometry: Geometry, case: str) -> Response:
-    """A map over the image's grid, for the viewer."""
+    """A label map on the grid of the image, as NIfTI for the viewer."""
     if array.shape != geometry.shape:
-        raise PclmixError(f"the prediction of '{case}' is of another size than its image; predict it again")
+        raise PclmixError(f"the prediction of '{case}' has another size than its image; predict it again")
     return Response(display_nifti(array.astype("uint8"), geometry), media_type=NIFTI)
 
 
@@ -102,7 +104,7 @@ def image_answer(found: Path | bytes) -> Response:
 
 
 def content_disposition(name: str) -> dict[str, str]:
-    """The header for a file of any name: plain letters for old browsers, the name itself in UTF-8 (RFC 6266)."""
+    """Content-Disposition with an ASCII fallback and the full name in UTF-8 (RFC 6266)."""
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
     full = quote(_sendable(name), safe="")
     return {"content-disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{full}"}

@@ -1,32 +1,38 @@
-"""The list of cases and how far each is, and images in a form the viewer reads."""
+"""The list of cases with their progress, images in a form the viewer reads, and thumbnails."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
+from pclmix.io.files import atomic_path
 from pclmix.io.volume import Geometry, ending_of, read_image
 from pclmix.labels import Labels
-from pclmix.web.workspace import UnknownError, Workspace, token_of
+from pclmix.web.workspace import UnknownError, Workspace, is_full, token_of
 
-#: Strokes of the background: its own colour, black, would not be seen on an image.
+#: Colour of background strokes: black would not be visible on an image.
 BACKGROUND_STROKE = "#c3cad6"
+SIDE = 96  #: pixels of the longer side; displayed at half this size
+_TAILS = (1, 99)  # percentiles of the slice mapped to black and white
 RGB = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of a case is drawn: voxels by class, slices touched of all, and what is wrong if it cannot be read."""
+    """How much of a case is annotated: voxels per class, slices with strokes, and the error if it cannot be read."""
 
     voxels: tuple[int, ...]
     size: int
@@ -35,8 +41,8 @@ class Progress:
     problem: str = ""
 
 
-class CaseBook:
-    """Progress of every case, read once for each version of its label file."""
+class CaseIndex:
+    """Progress of every case, cached per version of its label file."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -44,13 +50,13 @@ class CaseBook:
         self._guard = threading.Lock()
 
     def progress(self, cases: list[str] | None = None) -> dict[str, dict[str, Any]]:
-        """Progress by case; files are read in threads, those unchanged since the last time not at all."""
+        """Progress per case; changed files are read in threads, unchanged ones come from the cache."""
         chosen = list(self.workspace.refresh().cases) if cases is None else cases
         with ThreadPoolExecutor(4) as pool:
             return {case: asdict(found) for case, found in zip(chosen, pool.map(self._one, chosen), strict=True)}
 
     def drawn(self) -> list[str]:
-        """Cases to train on: those with strokes, and those that cannot be read, which training has to name."""
+        """Cases to train on: those with strokes, and unreadable ones, which training reports by name."""
         return [case for case, found in self.progress().items() if any(found["voxels"]) or found["problem"]]
 
     def _one(self, case: str) -> Progress:
@@ -80,23 +86,23 @@ def measure(array: npt.NDArray[Any], labels: Labels) -> Progress:
 
 
 def classes(labels: Labels) -> list[dict[str, Any]]:
-    """Names and colours as the page draws them, background first."""
+    """Names and colours as shown on the page, background first."""
     colours = (BACKGROUND_STROKE, *labels.colours()[1:])
     return [{"name": name, "colour": colour} for name, colour in zip(labels.names, colours, strict=True)]
 
 
 def is_picture(dataset: Dataset) -> bool:
-    """Photographs and the like: no orientation in a patient, and slices only where a TIFF holds a stack."""
+    """Whether the images are 2-D picture files: no patient orientation; slices only in a TIFF stack."""
     return not dataset.ending.startswith(".nii")
 
 
 def is_coloured(dataset: Dataset) -> bool:
-    """Whether its three channels are the red, green and blue of one file."""
+    """Whether the three channels are red, green and blue of one file."""
     return len(dataset.channels) == 3 and bool(dataset.cases) and len(dataset.image_paths(dataset.cases[0])) == 1
 
 
 def image_file(workspace: Workspace, case: str, channel: int | None) -> Path | bytes:
-    """One channel for the viewer, or None for all as colour: a file as it is, or the bytes of a NIfTI made from it."""
+    """One channel for the viewer, or all as RGB for None: the file itself, or the bytes of a NIfTI made from it."""
     count = len(workspace.dataset.channels)
     if channel is not None and not 0 <= channel < count:
         raise UnknownError(f"this dataset has the channels 0 to {count - 1}")
@@ -114,7 +120,7 @@ def image_file(workspace: Workspace, case: str, channel: int | None) -> Path | b
 
 
 def as_colour(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """(3, Z, H, W) as RGB pixels (Z, H, W) of a byte each; more bits are scaled to the brightest value."""
+    """(3, Z, H, W) as 8-bit RGB (Z, H, W); other types are scaled by their maximum."""
     if array.dtype != np.uint8:
         top = max(float(array.max()), 1e-9)
         array = np.clip(np.rint(array * (255 / top)), 0, 255).astype(np.uint8)
@@ -122,13 +128,13 @@ def as_colour(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def display_nifti(array: npt.NDArray[Any], geometry: Geometry) -> bytes:
-    """A map (Z, H, W) as gzipped NIfTI over the grid that the viewer has of the image."""
+    """A map (Z, H, W) as gzipped NIfTI on the grid of the image as the viewer shows it."""
     data = np.ascontiguousarray(array).transpose(2, 1, 0)
     if data.dtype not in (np.uint8, np.int16, np.float32, RGB):
         data = data.astype(np.uint8 if data.dtype == np.bool_ else np.float32)
     if geometry.header is None:
         z, y, x = geometry.spacing
-        image = nib.Nifti1Image(data, np.diag([x, -y, z, 1.0]))  # the first row of a picture is its top
+        image = nib.Nifti1Image(data, np.diag([x, -y, z, 1.0]))  # row 0 of a picture is at the top
         image.header.set_xyzt_units("mm")
     else:
         header = geometry.header.copy()
@@ -137,3 +143,57 @@ def display_nifti(array: npt.NDArray[Any], geometry: Geometry) -> bytes:
         header["cal_min"] = header["cal_max"] = 0
         image = nib.Nifti1Image(data, None, header)
     return gzip.compress(image.to_bytes(), compresslevel=1, mtime=0)
+
+
+def thumbnail(workspace: Workspace, case: str) -> bytes:
+    """PNG of a case, cached in .pclmix/thumbnails until its image changes."""
+    source = workspace.image_paths(case)[0]
+    kept = workspace.internal("thumbnails", f"{case}-{token_of(source)}.png")
+    if kept.is_file():
+        return kept.read_bytes()
+    content = _draw(source)
+    for old in kept.parent.glob(f"{escape(case)}-*-*-*.png") if kept.parent.is_dir() else ():
+        old.unlink(missing_ok=True)
+    try:
+        with atomic_path(kept) as temporary:
+            temporary.write_bytes(content)
+    except Exception as error:
+        if not is_full(error):
+            raise
+    return content
+
+
+def _draw(source: Path) -> bytes:
+    volume = read_image(source)
+    middle = volume.array[:, volume.array.shape[1] // 2 : volume.array.shape[1] // 2 + 1]
+    plane: npt.NDArray[Any]
+    if len(middle) == 3:
+        plane = as_colour(middle)[0].view(np.uint8).reshape(*middle.shape[2:], 3)
+        size = middle.shape[2:]
+    else:
+        grey = middle[0, 0].astype(np.float32)
+        low, high = np.percentile(grey, _TAILS)
+        plane = np.clip((grey - low) * (255 / max(float(high - low), 1e-9)), 0, 255).astype(np.uint8)
+        size = tuple(n * s for n, s in zip(grey.shape, volume.geometry.spacing[1:], strict=True))
+    scale = SIDE / max(size)
+    picture = Image.fromarray(plane).resize((max(1, round(size[1] * scale)), max(1, round(size[0] * scale))))
+    if source.name.lower().endswith((".nii", ".nii.gz")):
+        picture = _upright(picture, volume.geometry.affine)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _upright(picture: Image.Image, affine: npt.NDArray[Any]) -> Image.Image:
+    """Orient as the page does: anterior or superior up, the patient's left on the right."""
+    direction = affine[:3, :2] / np.maximum(np.linalg.norm(affine[:3, :2], axis=0), 1e-9)
+    column, row = (int(np.abs(direction[:, k]).argmax()) for k in (0, 1))
+    signs = [float(direction[column, 0]), float(direction[row, 1])]
+    if column > row:  # the vertical anatomical axis runs along columns
+        picture = picture.transpose(Image.Transpose.TRANSPOSE)
+        column, row, signs = row, column, signs[::-1]
+    if (column == 0) == (signs[0] > 0):  # x is mirrored (radiological), y and z are not
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if signs[1] > 0:
+        picture = picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    return picture

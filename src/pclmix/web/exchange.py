@@ -1,7 +1,10 @@
-"""What a viewer beside the page does with a dataset: take a case, send labels, predict, ask what to draw next."""
+"""The dataset as MONAI Label clients see it: labels, predictions, training, the next case to annotate."""
 
 from __future__ import annotations
 
+import json
+import secrets
+import tempfile
 import threading
 import time
 import zlib
@@ -11,21 +14,27 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from fastapi.responses import Response
 
 from pclmix.errors import PclmixError
+from pclmix.io.nrrd import write_segmentation
 from pclmix.io.volume import Geometry
 from pclmix.labels import IGNORE, IntArray
+from pclmix.web.archives import require_bounded
 from pclmix.web.bench import Bench
-from pclmix.web.labelfiles import decode, encode, read_upload
-from pclmix.web.packing import require_bounded
+from pclmix.web.cases import display_nifti
+from pclmix.web.labelfiles import decode, encode, names, read_upload
 from pclmix.web.workspace import UnknownError
 
-_KEPT = 200  # views of cases that are remembered
+_KEPT = 200  # views kept in memory
+MODEL = "pclmix"
+TAGS = ("original", "final")  #: both mean the current strokes: 3D Slicer opens a case with "original"
+_STATES = {"running": "RUNNING", "stopping": "RUNNING", "finished": "DONE", "stopped": "CANCELED", "failed": "ERROR"}
 Array = npt.NDArray[Any]
 
 
 class Views:
-    """What each client was last shown of a case: what it then sends differently, it has changed."""
+    """The label map each client last saw of a case: differences in its next upload are its own edits."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str], tuple[bytes, tuple[int, ...]]] = OrderedDict()
@@ -40,7 +49,7 @@ class Views:
                 self._seen.popitem(last=False)
 
     def of(self, clients: list[str], case: str, shape: tuple[int, ...]) -> IntArray:
-        """The last view of the first client that has one; nothing drawn where none is known."""
+        """The last view of the first known client; an empty map if none is known."""
         with self._guard:
             found = next((self._seen[c, case] for c in clients if (c, case) in self._seen), None)
         if found is None or found[1] != shape:
@@ -50,13 +59,13 @@ class Views:
 
 
 class Exchange:
-    """The dataset of a bench for other programs."""
+    """The dataset for MONAI Label clients."""
 
     def __init__(self, bench: Bench) -> None:
         if not bench.workspace.dataset.ending.startswith(".nii"):
             raise PclmixError(
-                f"{bench.workspace.root} holds {bench.workspace.dataset.ending} pictures; --monailabel serves volumes "
-                "in NIfTI. Leave it out to draw on the page"
+                f"{bench.workspace.root} contains {bench.workspace.dataset.ending} pictures; --monailabel serves NIfTI "
+                "volumes only. Start without it to draw on the page"
             )
         self.bench, self.views = bench, Views()
         self._served: dict[str, float] = {}
@@ -65,7 +74,7 @@ class Exchange:
 
     # Labels ---------------------------------------------------------------------------------------------------------
     def label(self, case: str, client: str) -> tuple[Array, Geometry]:
-        """The strokes of a case as the values of a file; noted as what the client knows."""
+        """The strokes of a case as file values; recorded as the view of this client."""
         found = self.bench.strokes.read(case)
         if not (found.array >= 0).any():
             raise UnknownError(f"'{case}' has no label yet")
@@ -73,7 +82,7 @@ class Exchange:
         return encode(found.array, self.bench.workspace.dataset.labels), found.geometry
 
     def save(self, case: str, path: Path, params: dict[str, Any], clients: list[str]) -> str:
-        """Take a label. What was drawn on the page since the client last looked stays; returns the new version."""
+        """Save an uploaded label, keeping strokes drawn elsewhere since. Returns the new version."""
         require_bounded(path, self.bench.limits.unpacked)
         geometry = self.bench.strokes.read(case).geometry
         values, named = read_upload(path, geometry, self.bench.limits.unpacked)
@@ -91,7 +100,7 @@ class Exchange:
         return str(runs[0]["id"]) if runs else None
 
     def predict(self, case: str) -> tuple[Array, Geometry]:
-        """Classes of the newest model, (Z, H, W). Nothing is written: a web form could ask for this."""
+        """Label map (Z, H, W) of the newest model. Nothing is written: a web form can send this request."""
         run = self.newest_run()
         if run is None:
             raise UnknownError("there is no trained model yet; train one first")
@@ -111,11 +120,13 @@ class Exchange:
             return predictor.examine(volume.array).labels, volume.geometry
 
     def train(self, params: dict[str, Any]) -> str:
-        """Start a training; a list is a choice with the chosen one first, as 3D Slicer sends them."""
+        """Start training. 3D Slicer sends choices as lists with the selected one first."""
         chosen = {key: value[0] if isinstance(value, list) and value else value for key, value in params.items()}
         minutes = chosen.get("minutes") or None
         if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= 10_000):
-            raise PclmixError("minutes must be a number above 0, at most 10000; 0 leaves it to the recipe")
+            raise PclmixError(
+                "minutes must be a number above 0 and at most 10000; 0 or nothing means the duration of the recipe"
+            )
         cases = self.bench.cases.drawn()
         if not cases:
             raise PclmixError("nothing is drawn yet; draw strokes of every class in a few slices, then train")
@@ -127,9 +138,10 @@ class Exchange:
 
     # What next ------------------------------------------------------------------------------------------------------
     def next_case(self, strategy: str) -> str | None:
-        """where_next: the least certain case not drawn on since it was predicted, then those without a stroke.
+        """The next case to annotate.
 
-        first: the first case without a stroke. Where several are alike, the one that was not handed out for longest.
+        where_next: the least certain case without strokes newer than its prediction, then cases without strokes.
+        first: the first case without strokes. Ties go to the case served least recently.
         """
         progress = self.bench.cases.progress()
         cases = [case for case, found in progress.items() if not found["problem"]]
@@ -154,7 +166,7 @@ class Exchange:
 
 
 def _listed(params: dict[str, Any]) -> list[tuple[str, int]]:
-    """Names and numbers of label_info."""
+    """Names and values from label_info."""
     entries = params.get("label_info") or []
     if not isinstance(entries, list):
         raise PclmixError("label_info must be a list of {name, idx}")
@@ -164,6 +176,67 @@ def _listed(params: dict[str, Any]) -> list[tuple[str, int]]:
             raise PclmixError("each entry of label_info needs a name")
         idx = entry.get("idx", place)
         if not isinstance(idx, int) or not 0 < idx < 65536:
-            raise PclmixError("idx in label_info must be a whole number from 1 on")
+            raise PclmixError("idx in label_info must be an integer from 1 to 65535")
         found.append((entry["name"], idx))
     return found
+
+
+def predicted(exchange: Exchange, case: str, ending: str) -> Response:
+    """A prediction as the multipart response clients expect: params, and the label map as a file."""
+    array, geometry = exchange.predict(case)
+    labels = exchange.bench.workspace.dataset.labels
+    if ending == ".nrrd":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "labels.nrrd"
+            write_segmentation(path, array, geometry, labels)
+            content = path.read_bytes()
+    else:
+        content, ending = display_nifti(array.astype("uint8"), geometry), ".nii.gz"
+    params = {"label_names": {name: k for k, name in enumerate(labels.foreground, start=1)}}
+    limit = secrets.token_hex(16)
+    head = (
+        f'--{limit}\r\nContent-Disposition: form-data; name="params"\r\nContent-Type: application/json\r\n\r\n'
+        f'{json.dumps(params)}\r\n--{limit}\r\nContent-Disposition: form-data; name="image"; '
+        f'filename="{limit}{ending}"\r\nContent-Type: application/octet-stream\r\n\r\n'
+    )
+    body = head.encode() + content + f"\r\n--{limit}--\r\n".encode()
+    return Response(body, media_type=f"multipart/form-data; boundary={limit}")
+
+
+def describe(bench: Bench, case: str, drawn: bool) -> dict[str, Any]:
+    labels, ending = bench.workspace.dataset.labels, bench.workspace.dataset.ending
+    known = {
+        "ext": ".nii.gz",
+        "info": {"params": {"label_names": {name: k for k, name in enumerate(names(labels), 1)}}},
+    }
+    return {"image": {"ext": ending, "info": {"name": case}}, "labels": dict.fromkeys(TAGS, known) if drawn else {}}
+
+
+def datastore_stats(bench: Bench) -> dict[str, Any]:
+    found = bench.cases.progress()
+    drawn = sum(1 for about in found.values() if any(about["voxels"]))
+    tags = dict.fromkeys(TAGS, drawn)
+    return {"total": len(found), "completed": drawn, "label_tags": tags, "train": tags}
+
+
+def train_stats(state: dict[str, Any] | None) -> dict[str, Any]:
+    """Progress as epochs out of 100, which clients display."""
+    if state is None or state["kind"] != "train":
+        return {}
+    over = state["status"] not in ("running", "stopping")
+    stats = {"epoch": round(100 * state["share"]), "total_epochs": 100, "start_ts": int(state["started"])}
+    return {**stats, **({"total_time": 1} if over else {})}
+
+
+def task(state: dict[str, Any] | None) -> dict[str, Any]:
+    assert state is not None
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(state["started"])))
+    said = state["message"] or f"{state['phase'] or state['status']} {round(100 * state.get('share', 0))} %"
+    return {
+        "id": state["id"],
+        "status": _STATES[state["status"]],
+        "model": MODEL,
+        "start_ts": started,
+        "details": [said],
+        "result": {"message": state["message"]} if state["message"] else {},
+    }

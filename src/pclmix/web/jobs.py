@@ -1,8 +1,8 @@
-"""Training and prediction as child processes, one at a time, with everything that is known of them on disk.
+"""Training and prediction as child processes, one at a time, with all state on disk.
 
-Under DATASET/.pclmix: jobs/ID/request.json (what was asked, written here), jobs/ID/outcome.json (how it ended, written
-by the child), jobs/ID/log.txt, and runs/ID, an ordinary run folder. A child holds a lock on jobs/lock as long as it
-lives; so any server, also one started later, knows whether a job runs.
+Under DATASET/.pclmix: jobs/ID/request.json (written here), jobs/ID/outcome.json (written by the child),
+jobs/ID/log.txt, and runs/ID, an ordinary run folder. The child holds a lock on jobs/lock while it lives, so that any
+server, also one started later, knows whether a job is running.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from pclmix.config import recipe_names
 from pclmix.errors import PclmixError, require_one_of
 from pclmix.io.files import read_json, write_json
 from pclmix.io.threads import thread_settings
-from pclmix.web.runs import read_yaml, training
+from pclmix.web.results import read_yaml, training
 from pclmix.web.workspace import UnknownError, Workspace
 
 REQUEST, OUTCOME, LOG, STOP, PID = "request.json", "outcome.json", "log.txt", "stop", "pid"
 _ID = re.compile(r"^\d{8}-\d{6}(?:-\d+)?$")
-_TAIL = 4000  # bytes of a log that may hold the reason of a failure
+_TAIL = 4000  # bytes at the end of the log searched for the reason of a failure
 _LOOKS = 3
 Status = Literal["running", "stopping", "finished", "stopped", "failed"]
 
 
 class BusyError(PclmixError):
-    """A job is running already."""
+    """Another job is running."""
 
 
-#: In place of a recipe's name: settings from the data.
+#: In place of a recipe name: settings planned from the data.
 PLAN = "plan"
 
 
@@ -48,17 +48,17 @@ class Jobs:
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        self._children: list[subprocess.Popen[bytes]] = []  # polled, so that those that ended do not stay as zombies
+        self._children: list[subprocess.Popen[bytes]] = []  # polled, so that ended children do not stay zombies
         self._looking = threading.Lock()
 
     def train(
         self, *, method: str, recipe: str, seconds: float | None, then: list[str], cases: list[str] | None = None
     ) -> str:
-        """Start training on `cases`, by default all, then predict `then`; returns the job, and its run's name too.
+        """Start training on `cases` (default: all), then predict `then`. Returns the ID of the job and its run.
 
-        Recipe PLAN plans from the data; `seconds` are then those until the finished run.
+        With recipe PLAN the settings are planned from the data, and `seconds` includes preparation and finishing.
         """
-        # Names alone: a path would have any .yaml of this computer read and quoted.
+        # Only names: a path would let a client read any .yaml file of this computer.
         require_one_of("recipe", recipe, [PLAN, *recipe_names()])
         require_one_of("method", method, [name for name, _ in scribble_methods()])
         job = self._new_id()
@@ -66,19 +66,19 @@ class Jobs:
         return self._start(job, {**asked, "cases": cases, "resume": False})
 
     def resume(self, job: str) -> str:
-        """Go on with a training that was stopped or died, with the settings it was begun with."""
+        """Resume a stopped or crashed training with its original settings."""
         before = self.request(job)
         if before["kind"] != "train":
             raise PclmixError("only a training can be resumed; predict again instead")
         return self._start(self._new_id(), {**before, "resume": True})
 
     def predict(self, run: str, cases: list[str]) -> str:
-        """Predict cases with a trained run."""
+        """Start predicting cases with a trained run."""
         self.run_folder(run)
         return self._start(self._new_id(), {"kind": "predict", "run": run, "cases": cases})
 
     def stop(self) -> None:
-        """Ask the running job to save and end; asked a second time, it is ended at once."""
+        """Ask the running job to save and exit; the second call kills it."""
         state = self.state()
         if state is None or state["status"] not in ("running", "stopping"):
             raise PclmixError("no job is running")
@@ -93,7 +93,7 @@ class Jobs:
                 os.kill(pid, signal.SIGINT)
 
     def state(self) -> dict[str, Any] | None:
-        """What the page shows of the newest job, or None where there never was one."""
+        """State of the newest job for the page, or None if there is none."""
         newest = self._newest()
         if newest is None:
             return None
@@ -106,18 +106,18 @@ class Jobs:
             status = "stopping" if alive else "stopped"
         elif not alive:
             status = "failed"
-        if not alive:  # a child that has said how it went still takes a moment to end
+        if not alive:  # the child writes its outcome shortly before it exits
             status = outcome.get("status", status)
         message = outcome.get("message", "")
         if status == "failed" and not message:
-            message = "it ended unexpectedly: " + (_last_line(folder / LOG) or "nothing was said")
+            message = "it ended unexpectedly: " + (_last_line(folder / LOG) or "its log is empty")
         shown = {key: request.get(key) for key in ("kind", "method", "recipe", "seconds", "run", "started")}
         state = {"id": newest, "status": status, "message": message, **shown}
         state |= {"done": outcome.get("done", 0), "total": outcome.get("total", 0), "cases": outcome.get("cases", [])}
         phase = outcome.get("phase", "preparing") if alive else ""
         if request["kind"] == "train":
             since = float(request["started"]) if phase == "training" else None
-            state |= training(self.workspace.corner("runs", str(request["run"])), since)
+            state |= training(self.workspace.internal("runs", str(request["run"])), since)
             state["resumable"] = status in ("stopped", "failed") and state["step"] > 0
             state["then"] = bool(request.get("then"))
             phase = state["phase"] or phase
@@ -126,7 +126,7 @@ class Jobs:
 
     def runs(self) -> list[dict[str, Any]]:
         """Runs that can predict, newest first."""
-        top = self.workspace.corner("runs")
+        top = self.workspace.internal("runs")
         found = []
         for folder in sorted(top.iterdir(), reverse=True) if top.is_dir() else ():
             if _ID.match(folder.name) and (folder / "last.ckpt").is_file():
@@ -137,9 +137,9 @@ class Jobs:
         return found
 
     def run_folder(self, run: str) -> Path:
-        if not _ID.match(run) or not (self.workspace.corner("runs", run) / "last.ckpt").is_file():
+        if not _ID.match(run) or not (self.workspace.internal("runs", run) / "last.ckpt").is_file():
             raise UnknownError(f"there is no trained model '{run[:40]}'; train one first")
-        return self.workspace.corner("runs", run)
+        return self.workspace.internal("runs", run)
 
     def request(self, job: str) -> dict[str, Any]:
         if not _ID.match(job) or not (self._folder(job) / REQUEST).is_file():
@@ -161,8 +161,8 @@ class Jobs:
                     stdout=log,
                     stderr=log,
                     env=worker_environment(),
-                    pass_fds=(lock,),  # the child inherits the lock and holds it until it ends
-                    start_new_session=True,  # Ctrl-C in the server's terminal is not for the job
+                    pass_fds=(lock,),  # the child inherits the lock and holds it until it exits
+                    start_new_session=True,  # Ctrl-C in the terminal of the server must not reach the job
                 )
             (folder / PID).write_text(str(child.pid), encoding="utf-8")
             self._children.append(child)
@@ -171,19 +171,19 @@ class Jobs:
         return job
 
     def _take_lock(self) -> int:
-        """The lock that a job holds while it lives, as a file handle; refused while another job has it."""
+        """The lock of a running job as a file descriptor; raises BusyError while another job holds it."""
         handle = self._open_lock()
         with self._looking:
             if lock_descriptor(handle, blocking=False):
                 return handle
         os.close(handle)
-        raise BusyError("a job is running already; wait for it or stop it first")
+        raise BusyError("another job is running; wait for it or stop it first")
 
     def _alive(self) -> bool:
-        """Whether a job runs, also one that an earlier server started."""
+        """Whether a job is running, also one started by an earlier server."""
         self._children = [child for child in self._children if child.poll() is None]
         with self._looking:
-            for _ in range(_LOOKS):  # another process that looks holds the lock for a moment
+            for _ in range(_LOOKS):  # another process may hold the lock briefly while checking
                 handle = self._open_lock()
                 try:
                     if lock_descriptor(handle, blocking=False):
@@ -196,18 +196,18 @@ class Jobs:
         return True
 
     def _open_lock(self) -> int:
-        path = self.workspace.corner("jobs", "lock")
+        path = self.workspace.internal("jobs", "lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
     def _newest(self) -> str | None:
-        top = self.workspace.corner("jobs")
+        top = self.workspace.internal("jobs")
         names = [p.name for p in top.iterdir() if _ID.match(p.name)] if top.is_dir() else []
         known = [name for name in names if (top / name / REQUEST).is_file()]
         return max(known, key=_order) if known else None
 
     def _folder(self, job: str) -> Path:
-        return self.workspace.corner("jobs", job)
+        return self.workspace.internal("jobs", job)
 
     def _new_id(self) -> str:
         now, number = time.strftime("%Y%m%d-%H%M%S"), 1
@@ -220,7 +220,7 @@ class Jobs:
 
 @cache
 def scribble_methods() -> list[tuple[str, str]]:
-    """Names and summaries of the methods that learn from strokes; imported on first use, for torch takes its time."""
+    """Names and summaries of the methods that learn from strokes. Imports torch on first use."""
     from pclmix.methods.base import METHODS, load_all
 
     load_all()
@@ -228,7 +228,7 @@ def scribble_methods() -> list[tuple[str, str]]:
 
 
 def worker_environment() -> dict[str, str]:
-    """OpenMP threads that wait instead of spinning: on a busy machine spinning ones stall each other for minutes."""
+    """Environment with passive OpenMP threads: spinning threads stall each other on a busy machine."""
     return {**os.environ, **thread_settings()}
 
 

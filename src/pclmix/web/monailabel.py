@@ -1,7 +1,7 @@
-"""MONAI Label's REST interface, so that its module in 3D Slicer works on this dataset as it is.
+"""The REST interface of MONAI Label, so that its module in 3D Slicer works unchanged.
 
-The addresses and the form of their answers are those of MONAI Label 0.8 (https://github.com/Project-MONAI/MONAILabel).
-Its clients check a few words of each answer; what they do not read is left out.
+Paths and responses follow MONAI Label 0.8 (https://github.com/Project-MONAI/MONAILabel); fields that its clients do not
+read are left out.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from pclmix.io.volume import ENDINGS
 from pclmix.web.answers import NIFTI, File, content_disposition, json_answer
 from pclmix.web.bench import Bench
 from pclmix.web.cases import display_nifti
-from pclmix.web.exchange import Exchange
+from pclmix.web.exchange import MODEL, TAGS, Exchange, datastore_stats, describe, predicted, task, train_stats
 from pclmix.web.jobs import BusyError, scribble_methods
 from pclmix.web.labelfiles import names
-from pclmix.web.monai_answers import MODEL, TAGS, datastore_stats, describe, predicted, task, train_stats
 from pclmix.web.security import Rules
 from pclmix.web.uploads import add
 from pclmix.web.workspace import UnknownError
 
 _STRATEGIES = {
-    "where_next": "the case the model is least certain of that was not drawn on since; then cases without a stroke",
-    "first": "the first case without a stroke",
+    "where_next": "the least certain case without newer strokes, then cases without strokes",
+    "first": "the first case without strokes",
 }
 Name = Annotated[str, Query(max_length=500)]
 Json = Annotated[dict[str, Any] | None, Body()]
@@ -58,7 +57,7 @@ def _auth_routes(rules: Rules) -> APIRouter:
 
     @api.post("/token")
     async def token(request: Request) -> Response:
-        """The password is the token that `pclmix serve` printed; any name will do."""
+        """The password is the token printed by `pclmix serve`; any user name works."""
         form = await request.form(max_files=0, max_fields=10, max_part_size=1000)
         given = str(form.get("password", ""))
         if rules.token is None:
@@ -69,7 +68,7 @@ def _auth_routes(rules: Rules) -> APIRouter:
 
     @api.get("/token/valid")
     def valid() -> Response:
-        return json_answer({})  # the guard has looked at it
+        return json_answer({})  # checked by the guard already
 
     return api
 
@@ -152,7 +151,7 @@ def _datastore_routes(exchange: Exchange) -> APIRouter:
     def label(request: Request, label: Name = "", image: Name = "", tag: Name = TAGS[0]) -> Response:
         case = bench.workspace.case(label or image)
         if tag not in TAGS:
-            raise UnknownError(f"'{case}' has no label '{tag[:60]}'; there are {' and '.join(TAGS)}")
+            raise UnknownError(f"'{case}' has no label '{tag[:60]}'; use {' or '.join(TAGS)}")
         array, geometry = exchange.label(case, _address(request))
         headers = content_disposition(f"{case}.nii.gz")
         return Response(display_nifti(array, geometry), media_type=NIFTI, headers=headers)
@@ -195,9 +194,9 @@ def _work_routes(exchange: Exchange) -> APIRouter:
     @api.post("/infer/{model}")
     async def infer(request: Request, model: str, image: Name = "", session_id: Name = "") -> Response:
         if model != MODEL:
-            raise UnknownError(f"there is no model '{model[:60]}'; there is {MODEL}")
+            raise UnknownError(f"there is no model '{model[:60]}'; use {MODEL}")
         if session_id or not image:
-            raise PclmixError("images are predicted by their id in the datastore; there are no sessions")
+            raise PclmixError("sessions are not supported; pass the id of an image of the datastore")
         params, _ = await _form(request)
         return await run_in_threadpool(predicted, exchange, image, str(params.get("result_extension", "")))
 
@@ -205,8 +204,8 @@ def _work_routes(exchange: Exchange) -> APIRouter:
     @api.post("/train/")
     def train(model: str = MODEL, params: Json = None) -> Response:
         if model != MODEL:
-            raise UnknownError(f"there is no trainer '{model[:60]}'; there is {MODEL}")
-        own = (params or {}).get(MODEL)  # where several trainers are asked at once
+            raise UnknownError(f"there is no model '{model[:60]}'; use {MODEL}")
+        own = (params or {}).get(MODEL)  # a request for several trainers
         try:
             exchange.train({**(params or {}), **(own if isinstance(own, dict) else {})})
         except BusyError as error:
@@ -230,22 +229,22 @@ def _work_routes(exchange: Exchange) -> APIRouter:
 
 
 async def _form(request: Request) -> tuple[dict[str, Any], dict[str, UploadFile]]:
-    """The field `params` as JSON, and the files of a form."""
+    """The field `params` as JSON, and the uploaded files."""
     form = await request.form(max_files=2, max_fields=10, max_part_size=1 << 20)
     try:
         params = json.loads(str(form.get("params") or "{}"))
     except (ValueError, RecursionError) as error:
-        raise PclmixError("the field params is no JSON") from error
+        raise PclmixError("the field params is not valid JSON") from error
     if not isinstance(params, dict):
         raise PclmixError("the field params must be a JSON object")
     return params, {key: value for key, value in form.multi_items() if isinstance(value, UploadFile)}
 
 
 async def _store(file: UploadFile, folder: Path) -> Path:
-    """Keep a file under a name of ours, with its ending."""
+    """Store a file under a fixed name with its own ending."""
     ending = next((e for e in (".seg.nrrd", ".nrrd", *ENDINGS) if (file.filename or "").lower().endswith(e)), None)
     if ending is None:
-        raise PclmixError(f"the file sent is of no kind that is known: .nrrd, {', '.join(ENDINGS)}")
+        raise PclmixError(f"unknown file type; send .nrrd, {', '.join(ENDINGS)}")
     path = folder / f"upload{ending}"
     with path.open("wb") as target:
         while chunk := await file.read(1 << 20):
@@ -254,7 +253,7 @@ async def _store(file: UploadFile, folder: Path) -> Path:
 
 
 def _client(request: Request, params: dict[str, Any] | None) -> str:
-    """Who asks: the id that a client gives itself, else its address."""
+    """The client: its client_id if it sends one, else its address."""
     given = (params or {}).get("client_id")
     return f"id {given[:200]}" if isinstance(given, str) and given else _address(request)
 

@@ -1,13 +1,14 @@
-"""The addresses of the page's own interface, under /api: each calls one function, and there is no logic here."""
+"""Routes of the page's own interface under /api. Each validates its body and calls one function."""
 
 from __future__ import annotations
 
 import gzip
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, FailFast, Field
 from starlette.concurrency import run_in_threadpool
 
 from pclmix import __version__
@@ -15,18 +16,52 @@ from pclmix.config import recipe_names
 from pclmix.errors import PclmixError
 from pclmix.web import series
 from pclmix.web.answers import image_answer, json_answer, map_answer, zip_answer
-from pclmix.web.bench import Bench
-from pclmix.web.between import fill_between
-from pclmix.web.cases import classes, image_file, is_coloured, is_picture
-from pclmix.web.events import stream
-from pclmix.web.exports import dataset_files, prediction_files, stream_zip
+from pclmix.web.archives import dataset_files, prediction_files, stream_zip
+from pclmix.web.assist import fill_between, where_next
+from pclmix.web.bench import Bench, stream
+from pclmix.web.cases import classes, image_file, is_coloured, is_picture, thumbnail
 from pclmix.web.jobs import PLAN, scribble_methods
-from pclmix.web.models import Predict, Restore, Resume, Save, Train
 from pclmix.web.strokes import runs_of
-from pclmix.web.suggest import where_next
-from pclmix.web.thumbnails import thumbnail
 from pclmix.web.uploads import add, receive
 from pclmix.web.workspace import UnknownError
+
+_PLACE = 1 << 48  # above the voxel count of any volume; keeps integers within 64 bits for numpy
+Place = Annotated[int, Field(strict=True, ge=0, lt=_PLACE)]
+Length = Annotated[int, Field(strict=True, ge=1, lt=_PLACE)]
+Class = Annotated[int, Field(strict=True, ge=-1, lt=256)]
+Name = Annotated[str, Field(max_length=500)]
+Names = Annotated[list[Name], FailFast(), Field(max_length=100_000)]
+
+
+class Save(BaseModel):
+    """Runs (start, length, class or -1) drawn on top of `version`."""
+
+    version: str = Field(max_length=100)
+    runs: Annotated[list[tuple[Place, Length, Class]], FailFast(), Field(max_length=2_000_000)]
+    what: Literal["strokes", "undo", "redo", "clear", "accept", "between", "merge"] = "strokes"
+    client: str = Field("", max_length=64)
+
+
+class Restore(BaseModel):
+    version: str = Field(max_length=100)
+    id: str = Field(max_length=60)
+    client: str = Field("", max_length=64)
+
+
+class Train(BaseModel):
+    method: str = Field("pclmix", max_length=60)
+    recipe: str = Field("plan", max_length=60)
+    minutes: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    then: Names = Field(default_factory=list)
+
+
+class Predict(BaseModel):
+    run: str = Field(max_length=40)
+    cases: Annotated[Names, Field(min_length=1)]
+
+
+class Resume(BaseModel):
+    id: str = Field(max_length=40)
 
 
 def routers(bench: Bench) -> list[APIRouter]:
@@ -47,7 +82,7 @@ def _dataset_routes(bench: Bench) -> APIRouter:
 
     @api.get("/first")
     def first(case: Annotated[str, Query(max_length=500)] = "") -> Response:
-        """The image that the page opens with: of this case, or of the first one if there is none of this name."""
+        """The image the page opens with: of this case, or of the first case if it does not exist."""
         found = bench.workspace.refresh()
         if not found.cases:
             return Response(status_code=204)
@@ -81,7 +116,7 @@ def _dataset_routes(bench: Bench) -> APIRouter:
         files = prediction_files(bench.workspace)
         if not files:
             raise UnknownError("there are no predictions yet; train and predict first")
-        from pclmix.inference.files import snap_labels  # brings torch, which nothing before this needs
+        from pclmix.inference.files import snap_labels  # imports torch, which nothing else here needs
 
         texts = {"predictions/labels.txt": snap_labels(bench.workspace.dataset.labels)}
         return zip_answer(stream_zip(files, texts), f"{bench.workspace.dataset.name}-predictions.zip")
@@ -125,7 +160,7 @@ def _case_routes(bench: Bench) -> APIRouter:
     @api.post("/between")
     def between(case: str) -> dict[str, Any]:
         found = bench.strokes.read(case)
-        bench.workspace.image_paths(case)  # refuses links out of the folder
+        bench.workspace.image_paths(case)  # refuses links out of the dataset
         image = bench.workspace.dataset.read_image(case).array
         filled, slices = fill_between(found.array, image, found.geometry.spacing[0])
         return {"version": found.version, "runs": runs_of(filled), "slices": slices}
@@ -163,7 +198,7 @@ def _prediction_routes(bench: Bench) -> APIRouter:
         doubt, second = bench.predictions.unsure(case)
         labels, strokes = bench.predictions.labels(case)[0], bench.strokes.read(case)
         if strokes.array.shape != doubt.shape:
-            raise PclmixError(f"the prediction of '{case}' is of another size than its image; predict it again")
+            raise PclmixError(f"the prediction of '{case}' has another size than its image; predict it again")
         return where_next(doubt, labels, second, strokes.array, strokes.geometry.spacing)
 
     return api
@@ -187,7 +222,7 @@ def _job_routes(bench: Bench) -> APIRouter:
         then = [bench.workspace.case(case) for case in asked.then]
         cases = bench.cases.drawn()
         if not cases:
-            raise PclmixError("nothing is drawn yet; draw strokes of every class in a few slices, then train")
+            raise PclmixError("there are no strokes yet; draw strokes of every class in a few slices, then train")
         method, recipe = asked.method, asked.recipe
         return {"id": bench.jobs.train(method=method, recipe=recipe, seconds=seconds, then=then, cases=cases)}
 

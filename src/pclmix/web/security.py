@@ -1,11 +1,11 @@
-"""Who may talk to the server, and what a browser may do with its answers.
+"""Access control, and security headers of every response.
 
-A page of another site can make a browser send requests here. It cannot read the answers, but a request alone could
-draw or train; and by pointing a name of its own at 127.0.0.1 (DNS rebinding) it could read, too. So: Starlette's
-TrustedHostMiddleware checks the Host, a request from another site is refused by Origin and Sec-Fetch-Site, and
-everything that changes something carries a header that no form can send. On an address others can reach, every
-request needs the token. MONAI Label's clients cannot send that header: for them a POST that changes something must
-have a content type that no form has, and PUT and DELETE are no form's methods.
+A page of another site can make a browser send requests here (CSRF). It cannot read the responses, but a request alone
+could draw or train; with DNS rebinding it could also read. Therefore: Starlette's TrustedHostMiddleware checks the
+Host header, requests from other sites are refused by Origin and Sec-Fetch-Site, and every request that changes state
+needs a header that HTML forms cannot send. On an address that others can reach, every request needs the token. Clients
+of MONAI Label cannot send the header: for them a POST that changes state must have a content type that forms cannot
+send, and forms cannot send PUT and DELETE.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOCAL = ("127.0.0.1", "localhost", "::1")  #: addresses that only this computer can reach
+LOCAL = ("127.0.0.1", "localhost", "::1")  #: addresses reachable from this computer only
 COOKIE, HEADER = "pclmix_token", "x-pclmix"
 _SAFE = ("GET", "HEAD")
-UPLOAD = "/api/import"  #: the one path whose body may be large: it is counted there while it streams
+UPLOAD = "/api/import"  #: the only path with a large body, which is counted while it streams
 _BODY = 64 << 20
-#: First parts of MONAI Label's addresses, which its clients call without our header.
+#: First path components of MONAI Label's interface, whose clients do not send HEADER.
 CLIENT = ("info", "datastore", "infer", "train", "activelearning", "auth", "session")
-_OPEN = ("/auth/", "/auth/token")  # where a client asks whether it needs a token, and gets it for the right password
-_HARMLESS = ("/infer/", "/auth/token")  # called with a form's content type; they change nothing
+_OPEN = ("/auth/", "/auth/token")  # no token needed: whether a token is required, and login
+_HARMLESS = ("/infer/", "/auth/token")  # forms may send these; they change nothing
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
-#: The viewer compiles no code and loads nothing from elsewhere; its font is a data: address, its workers are blobs.
+#: The viewer needs no eval and no external resources; its font is a data: URL, its workers are blobs.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self' data:; "
     "connect-src 'self' data: blob:; worker-src 'self' blob:; base-uri 'none'; form-action 'self'; "
@@ -53,7 +53,7 @@ def is_local(host: str) -> bool:
 
 
 def bracketed(host: str) -> str:
-    """An address as a URL and the Host header write it: IPv6 in brackets."""
+    """An address as in URLs and the Host header: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -63,15 +63,15 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Rules:
-    """`token` is None on this computer's own address. `hosts` are the names a request may address, `*` is any."""
+    """Access rules: `token` is None on loopback; `hosts` are the accepted Host names, `*` accepts any."""
 
     token: str | None = None
-    monailabel: bool = False  #: whether MONAI Label's addresses are served
+    monailabel: bool = False  #: whether MONAI Label's interface is served
     hosts: tuple[str, ...] = tuple(map(bracketed, LOCAL))
 
     @classmethod
     def of(cls, host: str, *, monailabel: bool = False) -> Rules:
-        """The rules for an address to listen on: any but this computer's own needs a token."""
+        """The rules for a listening address: any other than loopback needs a token."""
         if is_local(host):
             return cls(monailabel=monailabel)
         everywhere = host in ("0.0.0.0", "::", "")
@@ -79,9 +79,9 @@ class Rules:
 
 
 class Guard:
-    """ASGI middleware that lets a request through only if the rules allow it, and protects every answer.
+    """ASGI middleware that enforces the rules and adds security headers to every response.
 
-    The Host is not looked at here: TrustedHostMiddleware does that.
+    The Host header is checked by TrustedHostMiddleware.
     """
 
     def __init__(self, app: App, rules: Rules, largest: int = _BODY) -> None:
@@ -92,7 +92,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # no websockets here
+            return  # no websockets
         send = _with_headers(send, scope["path"])
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
         method, path = scope["method"], scope["path"]
@@ -119,7 +119,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
             return "requests from other sites are refused"
-        if foreign:  # a client that cannot send our header: what it can, and a form cannot, is another content type
+        if foreign:  # cannot send HEADER, but a content type that forms cannot send
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             form = method == "POST" and (not kind or kind in _FORMS)
             return "send this as application/json" if form and not path.startswith(_HARMLESS) else ""
@@ -143,18 +143,18 @@ class Guard:
         return secrets.compare_digest(value.encode(), self.rules.token.encode())
 
     async def _ask_for_token(self, scope: Scope, send: Send) -> None:
-        """The address printed at start has the token in it: it becomes a cookie and leaves the address bar."""
+        """Exchange the token in the printed URL for a cookie and remove it from the address bar."""
         query = parse_qsl(scope["query_string"].decode("latin-1"))
         given = [value for key, value in query if key == "token"]
         if scope["method"] == "GET" and scope["path"] == "/" and given and self._is_token(given[0]):
             rest = urlencode([(key, value) for key, value in query if key != "token"])
             cookie = f"{COOKIE}={self.rules.token}; Path=/; HttpOnly; SameSite=Strict"
-            # Not a redirect: a strict cookie is not sent along one that began on another site.
+            # Not a redirect: browsers omit strict cookies when a redirect started on another site.
             page = f'<!doctype html><meta http-equiv="refresh" content="0;url=/{"?" + rest if rest else ""}">'
             headers = [(b"set-cookie", cookie.encode()), (b"content-type", b"text/html; charset=utf-8")]
             await _answer(send, 200, page, headers)
             return
-        await _answer(send, 401, "open the address that `pclmix serve` printed: it carries the token")
+        await _answer(send, 401, "open the URL printed by `pclmix serve`: it contains the token")
 
 
 def _with_headers(send: Send, path: str) -> Send:

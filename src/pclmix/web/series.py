@@ -1,7 +1,7 @@
-"""Dropped DICOM files: sorted into series, each series one NIfTI file. Needs the extra `dicom`.
+"""Dropped DICOM files sorted into series, each converted to one NIfTI file. Needs the extra `dicom`.
 
-Case names are made of the names of the dropped folders, or of the series where a folder holds several; nothing that
-names a patient is taken from the files.
+Case names come from the names of the dropped folders, plus number and description of the series if a folder contains
+several. Names of patients are never used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from pclmix.errors import PclmixError
 from pclmix.io.dicom import convert_series
 
-NEEDED = "DICOM needs an addition to the workbench: pip install '.[dicom]' in a clone of pclmix, then start it again"
-MAGIC_END = 132  #: a DICOM file says DICM before this byte
+NEEDED = "DICOM needs the extra 'dicom': pip install '.[dicom]' in a clone of pclmix, then start the workbench again"
+MAGIC_END = 132  #: the magic DICM ends at this byte
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _LONGEST = 80
 _WORD = re.compile(r"[^A-Za-z0-9-]+")
@@ -26,7 +26,7 @@ _WORD = re.compile(r"[^A-Za-z0-9-]+")
 
 @dataclass(frozen=True)
 class Dropped:
-    """A DICOM file on disk, with the folders and the name it was dropped with."""
+    """A DICOM file on disk, with its original folders and name."""
 
     path: Path
     folders: tuple[str, ...]
@@ -35,7 +35,7 @@ class Dropped:
 
 @dataclass
 class Found:
-    """The files of one series, what the first of them says of it, and the bytes of its pixels when unpacked."""
+    """The files of one series, its number and description, and the size of its pixels in bytes."""
 
     number: str
     description: str
@@ -44,7 +44,7 @@ class Found:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders that all files are in."""
+        """The folders common to all files."""
         common = []
         for parts in zip(*(file.folders for file in self.files), strict=False):
             if len(set(parts)) > 1:
@@ -55,7 +55,7 @@ class Found:
 
 @dataclass
 class Converted:
-    """One NIfTI file a case name, and a line about each series or file that did not become one."""
+    """NIfTI files by case name, and a note for each series or file that could not be converted."""
 
     images: dict[str, Path] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ def is_dicom(start: bytes) -> bool:
 
 
 def convert(files: Sequence[Dropped], folder: Path, budget: int) -> Converted:
-    """Write each series to `folder` as NIfTI; what cannot be read, or unpacks beyond `budget` bytes, gets a note."""
+    """Write each series to `folder` as NIfTI; unreadable series and series above `budget` bytes get a note."""
     if not is_available():
         raise PclmixError(NEEDED)
     done = Converted()
@@ -79,20 +79,20 @@ def convert(files: Sequence[Dropped], folder: Path, budget: int) -> Converted:
         place = folder / f"series{number}"
         try:
             if found.size > budget:
-                raise PclmixError("its pixels unpack to more than the workbench takes at once; drop it on its own")
+                raise PclmixError("its pixels exceed the size limit (--max-upload); add it alone")
             _gather(found, place)
             target = folder / f"{number}.nii.gz"
             convert_series(place, target)
             budget -= found.size
             done.images[name] = target
-        except Exception as error:  # a header that nobody thought of must not cost the other series
+        except Exception as error:  # an unforeseen header must not fail the other series
             said = str(error).replace(f"{place}/", "").removeprefix(f"{place}:").replace(str(place), "it").strip()
             done.notes.append(f"{name}: {said}")
     return done
 
 
 def names(series: Sequence[Found]) -> list[str]:
-    """One name a series, all different: the last folder, or all folders, or these with the series' own name."""
+    """Unique names, one per series: the last folder, all folders, or folders with number and description."""
     last = [_word(*found.folders[-1:]) for found in series]
     whole = [_word(*found.folders) for found in series]
     own = [_word(*found.folders, found.number, found.description) for found in series]
@@ -110,7 +110,7 @@ def names(series: Sequence[Found]) -> list[str]:
 
 
 def _sort(files: Sequence[Dropped], notes: list[str]) -> list[Found]:
-    """Files by series, in the order of the folders; files without an image are left out."""
+    """Files grouped by series, ordered by folder; files without pixels are skipped."""
     import pydicom
     from pydicom.filereader import read_file_meta_info
 
@@ -118,47 +118,47 @@ def _sort(files: Sequence[Dropped], notes: list[str]) -> list[Found]:
     bad: list[str] = []
     for file in sorted(files, key=lambda f: (f.folders, f.name)):
         try:
-            # Packed as a whole, a small file could fill the memory before anyone knows what is in it.
+            # Deflated as a whole, a small file could fill the memory before its header is known.
             if str(read_file_meta_info(file.path).get("TransferSyntaxUID", "")) == _DEFLATED:
-                raise PclmixError("deflated DICOM is not read; export it uncompressed")
+                raise PclmixError("deflated DICOM is not supported; export it uncompressed")
             head = pydicom.dcmread(file.path, stop_before_pixels=True)
             uid, size = str(head.get("SeriesInstanceUID", "")), _pixel_bytes(head)
             if not uid and "DirectoryRecordSequence" not in head:
-                raise PclmixError("it does not say which series it belongs to")
+                raise PclmixError("it has no SeriesInstanceUID")
             number, words = str(head.get("SeriesNumber") or ""), str(head.get("SeriesDescription") or "")
-        except Exception as error:  # a damaged file can make pydicom raise anything
+        except Exception as error:  # pydicom raises arbitrary exceptions on damaged files
             bad.append(f"{_shown(file.name)}: {error}")
             continue
         if not size or not uid:
-            continue  # a list of contents, a report, contours
+            continue  # DICOMDIR, reports, contours
         entry = found.setdefault(uid, Found(number, words))
         entry.files.append(file)
         entry.size += size
     if bad:
         notes.append(f"{len(bad)} DICOM file{'s' * (len(bad) > 1)} cannot be read, such as {bad[0][:200]}")
     if not found and not bad:
-        notes.append("the DICOM files hold no image")
+        notes.append("the DICOM files contain no image")
     return list(found.values())
 
 
 def _pixel_bytes(head: Any) -> int:
-    """What the pixels of a file need in memory, at most four bytes each once rescaled; 0 without an image."""
+    """Upper bound of the memory for the pixels: four bytes each once rescaled; 0 without an image."""
     count = int(head.get("Rows") or 0) * int(head.get("Columns") or 0) * int(head.get("SamplesPerPixel") or 1)
-    return 4 * count * max(1, int(head.get("NumberOfFrames") or 1))  # below 0 it would make room for others
+    return 4 * count * max(1, int(head.get("NumberOfFrames") or 1))  # a negative count must not raise the budget
 
 
 def _gather(found: Found, place: Path) -> None:
-    """Move the files of a series into a folder of their own, under names made of letters and digits."""
+    """Move the files of a series into their own folder, under safe names."""
     place.mkdir(parents=True)
     for number, file in enumerate(found.files):
         name = target = place / _shown(file.name)
-        while target.exists():  # of another folder; a rename would replace it without a word
+        while target.exists():  # same name in another folder: rename would replace it
             target = name.with_name(f"{number}_{target.name}")
         file.path.rename(target)
 
 
 def plain(text: str) -> str:
-    """Letters without their accents: ete for été."""
+    """Remove accents: été becomes ete."""
     return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
 
 
@@ -167,6 +167,6 @@ def _shown(name: str) -> str:
 
 
 def _word(*parts: str) -> str:
-    """Parts joined to a name: no dots, which endings begin with, and no longer than a list can show."""
+    """Join parts to a case name without dots, which would start a file ending, and of limited length."""
     words = (_WORD.sub("_", plain(part)).strip("_-") for part in parts)
     return "_".join(word for word in words if word)[:_LONGEST].strip("_-")

@@ -1,7 +1,7 @@
-"""Strokes on disk: read, changed run by run, saved whole into labelsTr, with every earlier state kept for a while.
+"""Strokes on disk: read, edited as runs, saved to labelsTr, with earlier states kept as history.
 
-A version is a token of the file itself. Whoever saves says which version the change was made on; if the file has
-another by now (a second tab, another program), nothing is written and the caller is told.
+The version is a token of the label file. Each save names the version it was based on; if the file has changed since (a
+second tab, another program), nothing is written and StaleError is raised.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from pclmix.io.volume import Geometry, read_labels, write_labels
 from pclmix.labels import IGNORE, IntArray
 from pclmix.web.workspace import UnknownError, Workspace, is_full, token_of
 
-KEPT = 200  #: states of a case that history holds
-_CACHED = 3  # label maps held in memory: saving the next stroke of a case need not read it again
+KEPT = 200  #: states of a case kept in the history
+_CACHED = 3  # label maps kept in memory, so that the next save need not read the file
 _ENTRY = re.compile(r"^(?P<number>\d{6,})-(?P<time>\d+)-(?P<what>[a-z]+)$")
 #: start, length, class: voxels [start, start + length) of the flattened (Z, H, W) map become `class`, or IGNORE.
 Run = tuple[int, int, int]
 
 
 class StaleError(PclmixError):
-    """The strokes have changed since the version that a change was made on."""
+    """The strokes have changed since the version that the edit was based on."""
 
     def __init__(self, version: str) -> None:
-        super().__init__("these strokes were changed elsewhere in the meantime; nothing was overwritten")
+        super().__init__("these strokes were changed elsewhere since; nothing was overwritten")
         self.version = version
 
 
 @dataclass(frozen=True)
 class Strokes:
-    """The label map of a case, (Z, H, W) with IGNORE, and the version of the file it came from."""
+    """The label map of a case, (Z, H, W) with IGNORE, and the version of its file."""
 
     array: IntArray
     geometry: Geometry
     version: str
 
     def as_bytes(self) -> bytes:
-        """One byte a voxel, x fastest: 0 where nothing is drawn, else class + 1."""
+        """One byte per voxel, x fastest: 0 where nothing is drawn, else class + 1."""
         return (self.array + 1).astype(np.uint8).tobytes()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A state that a save replaced: when, and by what."""
+    """An earlier state: when it was replaced, and by what kind of edit."""
 
     id: str
     time: float
@@ -67,8 +67,8 @@ class Entry:
         return int(self.id.partition("-")[0])
 
 
-class StrokeBook:
-    """The strokes of a dataset. All methods may be called from several threads."""
+class StrokeStore:
+    """The strokes of a dataset. All methods are thread-safe."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -77,7 +77,7 @@ class StrokeBook:
         self._guard = threading.Lock()
 
     def read(self, case: str) -> Strokes:
-        """The strokes of a case; an image without a label file has none yet."""
+        """The strokes of a case; an empty map if it has no label file yet."""
         path = self.workspace.scribble_path(case)
         version = token_of(path)
         with self._guard:
@@ -95,9 +95,9 @@ class StrokeBook:
         return found
 
     def save(self, case: str, version: str, runs: Sequence[Run], what: str = "strokes") -> str:
-        """Apply runs to the version they were drawn on; returns the new version."""
+        """Apply runs drawn on top of `version`; returns the new version."""
         if not all(path.is_file() for path in self.workspace.image_paths(case)):
-            raise UnknownError(f"the image of '{case}' is gone from the dataset, so its strokes have no place")
+            raise UnknownError(f"the image of '{case}' was removed from the dataset; its strokes cannot be saved")
         with self._lock(case):
             before = self.read(case)
             if before.version != version:
@@ -107,9 +107,9 @@ class StrokeBook:
             return self._write(case, before, array, what)
 
     def merge(self, case: str, mine: IntArray, seen: IntArray, what: str = "label") -> str:
-        """Take over a whole map from somebody who was shown `seen`: what differs from it was changed by them.
+        """Three-way merge of a whole map whose author was shown `seen`: only differences from `seen` are applied.
 
-        What others drew in the meantime stays where they left it as they saw it. Returns the new version.
+        Strokes drawn elsewhere since are kept. Returns the new version.
         """
         with self._lock(case):
             before = self.read(case)
@@ -119,22 +119,22 @@ class StrokeBook:
             return self._write(case, before, array, what)
 
     def history(self, case: str) -> list[Entry]:
-        """The states that were replaced, newest first."""
+        """Earlier states, newest first."""
         return sorted((entry for _, entry in self._entries(case)), key=lambda e: e.number, reverse=True)
 
     def restore(self, case: str, version: str, entry: str) -> str:
-        """Make an earlier state the present one; the present one goes into history. Returns the new version."""
+        """Restore an earlier state; the current one goes into the history. Returns the new version."""
         with self._lock(case):
             before = self.read(case)
             if before.version != version:
                 raise StaleError(before.version)
             path = {e.id: p for p, e in self._entries(case)}.get(entry)
             if path is None:
-                raise UnknownError(f"history of '{case}' has no state '{entry[:40]}'; it keeps the last {KEPT}")
+                raise UnknownError(f"the history of '{case}' has no state '{entry[:40]}'; it keeps the last {KEPT}")
             labels = self.workspace.dataset.labels
             array = labels.decode(read_labels(self.workspace.inside(path))[0], path.name)
             if array.shape != before.array.shape:
-                raise PclmixError(f"the state '{entry}' of '{case}' has another size than its image now has")
+                raise PclmixError(f"the state '{entry}' of '{case}' has another size than the current image")
             return self._write(case, before, array, "restored")
 
     def _write(self, case: str, before: Strokes, array: IntArray, what: str) -> str:
@@ -147,7 +147,7 @@ class StrokeBook:
             if kept is not None:
                 kept.unlink(missing_ok=True)
             raise
-        for _, old in entries[: max(0, len(entries) + 1 - KEPT)]:  # only now: a failed save costs no state
+        for _, old in entries[: max(0, len(entries) + 1 - KEPT)]:  # only now: a failed save must not drop a state
             with suppress(OSError):
                 old.unlink()
         version = token_of(path)
@@ -155,14 +155,14 @@ class StrokeBook:
         return version
 
     def _keep(self, case: str, path: Path, what: str, number: int) -> Path | None:
-        """Give the file as it is a second name in history before it is replaced.
+        """Hard-link the current file into the history before it is replaced.
 
-        A link takes no room, so it works on a full disk, and is whole however the process ends. The file is never
-        written to again: the next save puts another one in its place.
+        A link needs no space, so it works on a full disk, and it is complete however the process ends. The file is
+        never modified: the next save replaces it.
         """
         if not path.exists():
             return None
-        folder = self.workspace.corner("history", case)
+        folder = self.workspace.internal("history", case)
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{number:06d}-{int(time.time() * 1000)}-{what}{self.workspace.dataset.ending}"
         try:
@@ -175,7 +175,7 @@ class StrokeBook:
         return target
 
     def _entries(self, case: str) -> list[tuple[Path, Entry]]:
-        folder, ending = self.workspace.corner("history", self.workspace.case(case)), self.workspace.dataset.ending
+        folder, ending = self.workspace.internal("history", self.workspace.case(case)), self.workspace.dataset.ending
         found = []
         for path in folder.glob(f"*{ending}") if folder.is_dir() else ():
             match = _ENTRY.match(path.name[: -len(ending)])
@@ -209,15 +209,15 @@ def runs_of(array: npt.NDArray[np.int16]) -> list[Run]:
 
 
 def paint(array: npt.NDArray[np.int16], runs: Sequence[Run], classes: int) -> None:
-    """Write runs into a map (Z, H, W) in place; a run that leaves the map or names no class is refused."""
+    """Write runs into a map (Z, H, W) in place; runs outside the map or of unknown classes are refused."""
     if not runs:
         return
     table = np.asarray(runs, np.int64)
     start, length, value = table.T
     if start.min() < 0 or length.min() < 1 or bool((start > array.size - length).any()):
-        raise PclmixError(f"a stroke leaves the image of {array.size} voxels; load the case again")
+        raise PclmixError(f"a stroke lies outside the image of {array.size} voxels; reload the page")
     if value.min() < IGNORE or value.max() >= classes:
-        raise PclmixError(f"a stroke has a class that dataset.json does not have (0 to {classes - 1})")
+        raise PclmixError(f"a stroke has a class that is not in dataset.json (0 to {classes - 1})")
     flat = array.reshape(-1)
     for first, count, k in table.tolist():
         flat[first : first + count] = k

@@ -1,4 +1,4 @@
-"""Images that a user drops on the page: streamed to disk under a limit, unpacked under a limit, checked, then added."""
+"""Images dropped on the page: streamed to disk and unpacked under limits, checked, then added to the dataset."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from pclmix.io.files import atomic_path
 from pclmix.io.volume import ENDINGS, Geometry, ending_of, read_image, read_labels, stem_of
 from pclmix.labels import IGNORE
 from pclmix.web import series
-from pclmix.web.packing import Contents, Limits, MiB, TooLargeError, clean_name, is_dicom, require_bounded, unpack
+from pclmix.web.archives import Contents, Limits, MiB, TooLargeError, clean_name, is_dicom, require_bounded, unpack
 from pclmix.web.series import Dropped
 from pclmix.web.workspace import Workspace, is_full
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
-_ADDING = threading.Lock()  # two uploads at once must not both find a name free
+_ADDING = threading.Lock()  # two uploads at once must not choose the same name
 
 
 @dataclass
 class Added:
-    """What became of an upload."""
+    """The result of an upload."""
 
     cases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    failure: PclmixError | None = None  #: a full disk, if it stopped anything
+    failure: PclmixError | None = None  #: set if the disk was full
 
     def refuse(self, name: str, error: PclmixError, *paths: Path) -> None:
-        """Note why a case was not added."""
+        """Record why a case was not added."""
         self.notes.append(_note(name, error, *paths))
         if is_full(error):
             self.failure = error
 
 
 async def receive(chunks: AsyncIterator[bytes], target: Path, limit: int) -> None:
-    """Write a request's body to a file, giving up as soon as it is larger than the limit."""
+    """Stream a request body to a file; stop as soon as it exceeds the limit."""
     size = 0
     with target.open("wb") as file:
         async for chunk in chunks:
             size += len(chunk)
             if size > limit:
-                raise TooLargeError(f"the upload is larger than {limit // MiB} MiB; raise --max-upload or send less")
+                raise TooLargeError(f"the upload is larger than {limit // MiB} MiB; increase --max-upload or send less")
             file.write(chunk)
 
 
 def add(workspace: Workspace, upload: Path, name: str, limits: Limits) -> Added:
-    """Add one uploaded file, an image or a zip of images, to the dataset."""
+    """Add an uploaded image, DICOM file or zip to the dataset."""
     if name.lower().endswith(".zip"):
         found = unpack(upload, upload.parent / "unpacked", limits)
     elif is_dicom(upload):
@@ -68,12 +68,14 @@ def add(workspace: Workspace, upload: Path, name: str, limits: Limits) -> Added:
 
 
 def _add_all(workspace: Workspace, found: Contents, folder: Path, limits: Limits) -> Added:
-    """Copy whole cases into the dataset; one that exists or does not fit is left out with a note."""
+    """Copy complete cases into the dataset; cases that exist already or do not fit are skipped with a note."""
     added = Added()
     scans = series.Converted()
     if found.dicom:
         if not workspace.dataset.ending.startswith(".nii"):
-            raise PclmixError(f"this dataset holds {workspace.dataset.ending} pictures; DICOM needs one of .nii.gz")
+            raise PclmixError(
+                f"this dataset contains {workspace.dataset.ending} pictures; DICOM needs a dataset with .nii.gz"
+            )
         scans = series.convert(found.dicom, folder, limits.unpacked - found.unpacked)
     with _ADDING:
         _add_images(workspace, found, added)
@@ -106,7 +108,7 @@ def _add_images(workspace: Workspace, found: Contents, added: Added) -> None:
     for case, channels in groups.items():
         try:
             if case in dataset.cases:
-                raise PclmixError("a case of this name is there already; rename the file")
+                raise PclmixError("a case of this name exists already; rename the file")
             if sorted(channels) != list(range(len(channels))):
                 raise PclmixError(f"its channels are {', '.join(map(str, sorted(channels)))}; 0, 1, ... are needed")
             _add_case(workspace, case, [channels[c] for c in sorted(channels)], found.strokes.get(case))
@@ -116,23 +118,23 @@ def _add_images(workspace: Workspace, found: Contents, added: Added) -> None:
 
 
 def _adopt(workspace: Workspace, groups: list[dict[int, Path]]) -> None:
-    """The first image that can be read decides what an empty dataset consists of."""
+    """Set file ending and channels of an empty dataset from its first readable image."""
     for channels in groups:
         paths = [channels[number] for number in sorted(channels)]
         try:
             volume = read_image(paths[0])
         except PclmixError:
-            continue  # it will be named when it is added
+            continue  # reported when it is added
         count = len(volume.array)
         if count == 3 and bool((volume.array == volume.array[:1]).all()):
-            count = 1  # a grey picture saved as RGB
+            count = 1  # greyscale saved as RGB
         ending = ending_of(paths[0])
         workspace.adopt(".nii.gz" if ending == ".nii" else ending, count * len(paths))
         return
 
 
 def _note(case: str, error: PclmixError, *paths: Path) -> str:
-    """Why a case was not added, without the folder that its files passed through."""
+    """Why a case was not added, without the temporary folder in the message."""
     said = str(error)
     for path in paths:
         said = said.replace(f"{path.parent}/", "")
@@ -140,11 +142,11 @@ def _note(case: str, error: PclmixError, *paths: Path) -> str:
 
 
 def _free_name(workspace: Workspace, name: str, path: Path) -> str:
-    """`name`, or name_2, ...: folders of scans are often all named alike. The same scan twice is refused."""
+    """`name`, or name_2, ...: folders of scans often have the same name. The same scan twice is refused."""
     dataset, number, free = workspace.refresh(), 1, name
     while free in dataset.cases:
         if _same_image(workspace.image_paths(free)[0], path):
-            raise PclmixError(f"this scan is there already as {free}")
+            raise PclmixError(f"this scan exists already as {free}")
         number += 1
         free = f"{name}_{number}"
     return free
@@ -164,9 +166,9 @@ def _add_case(workspace: Workspace, case: str, images: list[Path], stroke: Path 
     array = np.full(geometry.shape, IGNORE, np.int16) if stroke is None else _strokes(workspace, stroke, geometry)
     label = workspace.inside(dataset.root / SCRIBBLES / f"{case}{dataset.ending}")
     targets = [workspace.inside(dataset.root / IMAGES / f"{case}_{c:04d}{dataset.ending}") for c in range(len(images))]
-    for target in (label, *targets):  # also where the disk takes two spellings for one name
+    for target in (label, *targets):  # also on file systems that ignore case
         if target.exists():
-            raise PclmixError(f"{target.name} is there already; rename the file")
+            raise PclmixError(f"{target.name} exists already; rename the file")
     try:
         for path, target in zip(images, targets, strict=True):
             with atomic_path(target) as temporary:

@@ -1,4 +1,4 @@
-"""The child process of a job: `python -m pclmix.web.worker DATASET JOB`. It trains or predicts and says how it went."""
+"""The child process of a job: `python -m pclmix.web.worker DATASET JOB` trains or predicts and writes the outcome."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from pclmix.errors import PclmixError
 from pclmix.io.files import write_json
 from pclmix.web.jobs import OUTCOME, PLAN, Jobs
-from pclmix.web.predictions import PredictionBook
-from pclmix.web.strokes import StrokeBook
+from pclmix.web.results import PredictionStore
+from pclmix.web.strokes import StrokeStore
 from pclmix.web.workspace import Workspace
 
 
 class Report:
-    """outcome.json, kept up to date."""
+    """Writes outcome.json; each call updates it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,10 +31,10 @@ class Report:
 
 
 def run(root: Path, job: str) -> None:
-    """Do what was asked; whatever happens is written down."""
+    """Execute the request of a job and record success or failure."""
     workspace = Workspace(root)
     jobs = Jobs(workspace)
-    report = Report(workspace.corner("jobs", job, OUTCOME))
+    report = Report(workspace.internal("jobs", job, OUTCOME))
     report.say(phase="preparing")
     request = jobs.request(job)
     try:
@@ -65,8 +65,8 @@ def _train(workspace: Workspace, request: dict[str, Any], report: Report) -> boo
 
     report.say(phase="training")
     seconds, planned = request["seconds"], request["recipe"] == PLAN
-    out = workspace.corner("runs", str(request["run"]))
-    begun = bool(request["resume"]) and (out / LAST).is_file()  # then it has its time already
+    out = workspace.internal("runs", str(request["run"]))
+    begun = bool(request["resume"]) and (out / LAST).is_file()  # then the time budget is in its configuration
     training = TrainRequest(
         workspace.root,
         out,
@@ -85,15 +85,15 @@ def _train(workspace: Workspace, request: dict[str, Any], report: Report) -> boo
 
 
 def predict(workspace: Workspace, run: str, cases: list[str], report: Report) -> None:
-    """Predict cases with a run; each is there for the page as soon as it is written. One that fails is named."""
+    """Predict cases with a run; the page shows each as soon as it is written. Failures are collected and reported."""
     from pclmix.inference import load
     from pclmix.inference.inputs import require_same_task
 
     report.say(phase="predicting", done=0, total=len(cases), cases=[])
-    predictor = load(workspace.corner("runs", run))
+    predictor = load(workspace.internal("runs", run))
     dataset = workspace.dataset
     require_same_task(dataset, predictor.about.channels, predictor.about.labels)
-    book, strokes = PredictionBook(workspace), StrokeBook(workspace)
+    book, strokes = PredictionStore(workspace), StrokeStore(workspace)
     bad: list[str] = []
     for number, case in enumerate(cases, start=1):
         try:
@@ -109,10 +109,10 @@ def predict(workspace: Workspace, run: str, cases: list[str], report: Report) ->
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # a server started in the background passes on that they are ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # children of a background process inherit ignored signals
         signal.signal(number, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     run(Path(sys.argv[1]), sys.argv[2])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # everything is on disk; taking torch down would hold the job's lock for a second or two
+    os._exit(0)  # everything is on disk; unloading torch would hold the lock for a second or two

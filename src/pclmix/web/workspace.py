@@ -1,4 +1,4 @@
-"""One dataset as the workbench sees it: its folder is the whole world, .pclmix in it is the workbench's own corner."""
+"""Paths of one dataset: nothing outside its folder is accessed; internal files are in DATASET/.pclmix."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pclmix.io.files import read_json, refuse_existing, write_json
 from pclmix.io.volume import Geometry, write_labels
 from pclmix.labels import IGNORE, IntArray, Labels
 
-CORNER = ".pclmix"
-_MOST_CLASSES = 120  # strokes and predictions share the 255 colours of one layer of the viewer
+INTERNAL = ".pclmix"
+_MOST_CLASSES = 120  # strokes and predictions share one colour table of 255 entries in the viewer
 
 
 class OutsideError(PclmixError):
-    """A path that leaves the dataset folder."""
+    """A path outside the dataset folder."""
 
 
 class UnknownError(PclmixError):
-    """A case, run or file that is not there."""
+    """A case, run or file that does not exist."""
 
 
 class Workspace:
-    """Paths of a dataset, none of which leads outside its folder, and the list of cases as last read."""
+    """A dataset with checked paths, and its list of cases as last read."""
 
     def __init__(self, root: Path) -> None:
         self.dataset = Dataset.open(root)
@@ -46,27 +46,25 @@ class Workspace:
             raise PclmixError(f"{self.root}: {labels.count} classes; the workbench draws at most {_MOST_CLASSES}")
 
     def refresh(self) -> Dataset:
-        """Read dataset.json and the list of cases again."""
+        """Reload dataset.json and the list of cases."""
         self.dataset = Dataset.open(self.root)
         return self.dataset
 
     def case(self, name: str) -> str:
-        """`name`, if it is a case: whatever else a request asks for does not exist."""
+        """Return `name` if it is a case; raise UnknownError for anything else."""
         if name not in self.dataset.cases and name not in self.refresh().cases:
             raise UnknownError(f"there is no case '{name[:100]}' in this dataset")
         return name
 
     def inside(self, path: Path) -> Path:
-        """`path`, refused where it, or a link on the way to it, leads out of the dataset folder."""
+        """Return `path`; raise OutsideError if it, or a link on the way, leads out of the dataset folder."""
         if not path.resolve().is_relative_to(self.root):
-            raise OutsideError(
-                f"{path.name} leads outside the dataset folder; put a copy of it there instead of a link"
-            )
+            raise OutsideError(f"{path.name} is outside the dataset folder; copy the file there instead of linking it")
         return path
 
-    def corner(self, *parts: str) -> Path:
-        """A path in the workbench's own folder."""
-        return self.inside(self.root.joinpath(CORNER, *parts))
+    def internal(self, *parts: str) -> Path:
+        """A path in DATASET/.pclmix."""
+        return self.inside(self.root.joinpath(INTERNAL, *parts))
 
     def image_paths(self, case: str) -> list[Path]:
         return [self.inside(path) for path in self.dataset.image_paths(self.case(case))]
@@ -75,7 +73,7 @@ class Workspace:
         return self.inside(self.dataset.scribble_path(self.case(case)))
 
     def complete(self) -> None:
-        """Give cases without a label file an empty one and correct numTraining: what training asks of a dataset."""
+        """Create missing label files and correct numTraining, as training requires."""
         dataset = self.refresh()
         for case in dataset.cases:
             path = self.scribble_path(case)
@@ -88,7 +86,7 @@ class Workspace:
             self.refresh()
 
     def adopt(self, ending: str, channels: int) -> None:
-        """A dataset without a case takes the file ending and the number of channels of its first image."""
+        """Set file ending and channels of a dataset without cases from its first image."""
         dataset = self.refresh()
         names = dataset.channels
         if dataset.cases or (dataset.ending == ending and len(names) == channels):
@@ -102,7 +100,7 @@ class Workspace:
         self.refresh()
 
     def add_labels(self, path: Path, array: IntArray, geometry: Geometry) -> bool:
-        """Write a label file where there is none; one that somebody saves at this moment is kept."""
+        """Write a label file unless it exists; a file saved concurrently is kept."""
         labels = self.dataset.labels
         with self.incoming() as folder:
             made = folder / path.name
@@ -114,15 +112,15 @@ class Workspace:
             except OSError as error:
                 if is_full(error):
                     raise
-                if path.exists():  # a file system without links
+                if path.exists():  # file system without hard links
                     return False
                 os.replace(made, path)
         return True
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """An empty folder inside the dataset that is gone afterwards."""
-        top = self.corner("incoming")
+        """A temporary folder inside the dataset."""
+        top = self.internal("incoming")
         top.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=top))
         try:
@@ -132,24 +130,24 @@ class Workspace:
 
 
 def make_dataset(root: Path, classes: list[str]) -> None:
-    """An empty dataset of one channel, to be filled by dropping images on the page."""
+    """Create an empty dataset; images are added on the page."""
     refuse_existing(root)
     names = [name.strip() for name in classes if name.strip() not in ("", "background", "ignore")]
     if not names:
-        raise PclmixError("--classes needs the names of what will be drawn, such as --classes RV,Myo,LV")
+        raise PclmixError("--classes needs at least one class name, such as --classes RV,Myo,LV")
     if len(set(names)) != len(names):
-        raise PclmixError(f"--classes {','.join(names)}: each name may stand there once")
+        raise PclmixError(f"--classes {','.join(names)}: class names must be unique")
     for folder in (IMAGES, SCRIBBLES):
         try:
             (root / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PclmixError(f"cannot write {root}: {error.strerror}; choose a folder you may write to") from error
+            raise PclmixError(f"cannot write {root}: {error.strerror}; choose a writable folder") from error
     labels = Labels(("background", *names), len(names) + 1)
     write_dataset_json(root, channels=["image"], labels=labels, ending=".nii.gz", cases=0, name=root.resolve().name)
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is a full disk or an exhausted quota."""
+    """Whether an error, or its cause, is a full disk or an exceeded quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -158,7 +156,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def token_of(path: Path) -> str:
-    """What changes whenever a file is written: a version that outlives the server and notices other programs."""
+    """A token that changes with every write, also by other programs, and survives a restart of the server."""
     with suppress(OSError):
         stat = path.stat()
         return f"{stat.st_mtime_ns:x}-{stat.st_size:x}-{stat.st_ino:x}"

@@ -1,18 +1,18 @@
-// Strokes without drawing: parts of the prediction taken over, and what lies between two drawn slices.
+// Strokes without drawing: accepted parts of the prediction, and interpolation between drawn slices.
 
 import { caseUrl, post } from "./api.js";
 import { toast } from "./dialogs.js";
 
-const SURE = 40; // of 255: doubt below which a voxel counts as certain
+const SURE = 40; // of 255: entropy below which a voxel counts as certain
 
 export class Accept {
   constructor(context) {
     this.context = context; // viewer, strokes, classes, edited(), editable(), name()
-    this.maps = () => ({}); // of the review: prediction and unsure in native order
+    this.maps = () => ({}); // set by the page: prediction and entropy of the review, in native order
     this.load = () => {};
   }
 
-  // Strokes that are there already are kept; `which` says whether voxel i is to be taken.
+  // Accept the prediction for voxels [from, to) where `which(i)` holds. Existing strokes are kept.
   take(from, to, which) {
     const { strokes, viewer } = this.context, { prediction } = this.maps();
     if (!this.context.editable()) return;
@@ -24,7 +24,7 @@ export class Accept {
     strokes.end();
     viewer.layers.setVoxels(changed);
     this.context.edited(changed);
-    toast(changed.length ? `${changed.length.toLocaleString()} pixels taken over. Undo brings them back.` : "Nothing new to take over here.");
+    toast(changed.length ? `${changed.length.toLocaleString()} pixels accepted. Undo removes them.` : "Nothing new to accept here.");
   }
 
   get plane() { const [nx, ny] = this.context.viewer.grid.dims; return nx * ny; }
@@ -44,7 +44,7 @@ export class Accept {
     if (unsure) this.take(z * this.plane, (z + 1) * this.plane, (i) => unsure[i] < SURE);
   }
 
-  // The connected part of the prediction at a voxel, within its slice.
+  // Accept the connected region of the prediction at a voxel, within its slice.
   part(index) {
     const { prediction } = this.maps();
     if (!prediction || index < 0) return;
@@ -59,7 +59,7 @@ export class Accept {
     this.take(first, first + this.plane, (i) => seen[i - first]);
   }
 
-  // Strokes for the slices between drawn ones, made by the server from the strokes as they are saved.
+  // Interpolate strokes between drawn slices. The server computes them from the saved strokes.
   async between() {
     const { strokes, viewer } = this.context, name = this.context.name();
     if (!this.context.editable()) return;
@@ -74,8 +74,8 @@ export class Accept {
       strokes.end();
       viewer.layers.setVoxels(changed);
       this.context.edited(changed);
-      toast(changed.length ? `Filled in ${slices} slice${slices === 1 ? "" : "s"}. Look them through; Undo takes them back.`
-        : "Nothing to fill in: draw a class on two slices with an empty one between them.");
+      toast(changed.length ? `Interpolated ${slices} slice${slices === 1 ? "" : "s"}. Please check them; Undo removes them.`
+        : "Nothing to interpolate: draw a class on two slices with empty slices between them.");
     } catch (error) { toast(error.message, true); }
   }
 }

@@ -1,4 +1,4 @@
-// Talking to the server. Every failure is an Error whose text a person can read.
+// Requests to the server. Every failure is an Error with a readable message.
 
 export const client = crypto.getRandomValues(new Uint32Array(2)).join("-");
 
@@ -20,7 +20,7 @@ async function request(path, options) {
   try {
     return await check(await fetch(`/api/${path}`, options));
   } catch (error) {
-    if (error instanceof TypeError) throw new Error("the workbench does not answer; is it still running?");
+    if (error instanceof TypeError) throw new Error("the workbench does not respond; is it still running?");
     throw error;
   }
 }
@@ -46,11 +46,11 @@ export async function readStrokes(name) {
 
 export function upload(name, content, progress) {
   return new Promise((resolve, reject) => {
-    const call = new XMLHttpRequest(); // fetch cannot say how much of an upload has gone
+    const call = new XMLHttpRequest(); // fetch has no upload progress
     call.open("POST", `/api/import?name=${encodeURIComponent(name)}`);
     call.setRequestHeader("x-pclmix", "1");
     call.upload.onprogress = (event) => progress(event.loaded / Math.max(1, event.total));
-    call.onerror = () => reject(new Error("the upload was cut off"));
+    call.onerror = () => reject(new Error("the upload was interrupted"));
     call.onload = () => {
       let content = {};
       try { content = JSON.parse(call.responseText); } catch { content = { error: call.responseText }; }

@@ -1,4 +1,4 @@
-// The page: parts made and tied together.
+// The page: creates the components and connects them.
 
 import { bytes, caseUrl, client, get, listen } from "./api.js";
 import { Accept } from "./accept.js";
@@ -22,7 +22,7 @@ const ERASER = -1, LOOK = -2; // tools beside the classes
 class Workbench {
   async start() {
     this.viewer = new Viewer($("canvas"));
-    const asking = get("dataset"); // first: starting the viewer keeps the page busy
+    const asking = get("dataset"); // requested early: starting the viewer blocks the page
     await this.viewer.start();
     this.dataset = await asking;
     const found = await first, names = this.dataset.cases.map((c) => c.name);
@@ -85,19 +85,19 @@ class Workbench {
   // Cases ----------------------------------------------------------------------------------------------------------
   image(name) { return bytes(caseUrl(name, `image/${this.view.channel}`)); }
 
-  // Whether strokes, image and prediction are all of the case named: while another one is being opened they are not.
+  // Whether strokes, image and prediction belong to the open case; false while another case is loading.
   get editable() { return Boolean(this.name && this.strokes.labels); }
 
   async open(name, slice) {
     const begun = performance.now(), turn = (this.turn = (this.turn ?? 0) + 1), before = this.name ?? this.left;
-    this.strokes.end(); // a stroke still being drawn stays with its case
+    this.strokes.end(); // a stroke being drawn belongs to the previous case
     this.left = before;
     this.name = null;
     if (this.strokes.name) await this.strokes.flush();
     if (turn !== this.turn) return;
     if (this.strokes.unsaved) {
       this.name = before;
-      toast("The last strokes are not saved yet. Stay here until they are.", true);
+      toast("The last strokes are not saved yet. Please wait before opening another case.", true);
       return;
     }
     this.left = null;
@@ -115,7 +115,7 @@ class Workbench {
       if (turn !== this.turn) return;
       await this.viewer.load(image, slice);
       if (this.strokes.shape.join() !== [...this.viewer.grid.dims].reverse().join())
-        throw new Error(`The strokes of ${name} are ${this.strokes.shape.join(" × ")} voxels, its image is not; see pclmix check.`);
+        throw new Error(`The strokes of ${name} are ${this.strokes.shape.join(" × ")} voxels, its image is not; run pclmix check.`);
     } catch (error) {
       if (turn === this.turn) { this.strokes.clear(); toast(error.message ?? String(error), true); }
       takeOver();
@@ -143,17 +143,17 @@ class Workbench {
     document.body.dataset.predicted = known[0]?.run ?? "";
   }
 
-  // The list anew; `added` is a case that was dropped on this page and is to be opened.
+  // Reload the list; `added` is a new case to open.
   async reloadCases(added = null) {
     const found = await get("dataset"), kind = ({ picture, coloured, channels }) => JSON.stringify([picture, coloured, channels]);
-    if (kind(found) !== kind(this.dataset)) { // an empty dataset has become one of the first image's kind
+    if (kind(found) !== kind(this.dataset)) { // the first image has set the kind of an empty dataset
       await this.strokes.flush();
       location.replace(`?case=${encodeURIComponent(added ?? found.cases[0]?.name ?? "")}`);
       return;
     }
     this.list.replace(found.cases);
     this.list.setProgress(await get("progress"));
-    this.learn?.enable(); // dropped while the first case opens, there is none yet
+    this.learn?.enable(); // not created yet if the drop came while the first case was loading
     const wanted = added ?? (this.list.current ? null : found.cases[0]?.name);
     if (wanted) await this.open(wanted);
   }
@@ -167,7 +167,7 @@ class Workbench {
 
   async changedElsewhere(event) {
     if (event.client === client) return;
-    if (event.case === this.name && await this.strokes.follow(event.version)) toast("Strokes updated from another window.");
+    if (event.case === this.name && await this.strokes.follow(event.version)) toast("Strokes updated from another window or program.");
     this.list.setProgress(await get(`progress?case=${encodeURIComponent(event.case)}`));
   }
 
@@ -185,12 +185,12 @@ class Workbench {
     this.placed();
   }
 
-  // Another slice is shown, or the same in another way.
+  // Update everything that depends on the slice or view shown.
   placed() {
     const { slice, grid } = this.viewer, many = grid.slices > 1;
     this.strip.show(slice);
     $("corner").textContent = many && !(this.viewer.three && this.viewer.hasDepth) ? `Slice ${slice + 1} of ${grid.slices}` : "";
-    clearTimeout(this.noting); // browsers allow few such changes a second
+    clearTimeout(this.noting); // browsers limit the rate of history changes
     this.noting = setTimeout(() => {
       const at = many ? `&slice=${slice + 1}` : "";
       if (this.name) window.history.replaceState(null, "", `?case=${encodeURIComponent(this.name)}${at}`);
@@ -203,7 +203,7 @@ class Workbench {
     this.buttons();
   }
 
-  // An edit is over. Only the slices of its voxels, and the one shown, are looked at again.
+  // An edit has ended: update only its slices and the one shown.
   edited(indices) {
     if (!this.strokes.labels) return;
     const [nx, ny] = this.viewer.grid.dims, slices = new Set([this.viewer.slice]);
@@ -262,7 +262,7 @@ class Workbench {
     this.hud.draw();
   }
 
-  // The pen's size is in voxels, of which a large picture has several to a step.
+  // Pen size in steps; the display is in voxels, of which a large picture has several per step.
   pen(size) {
     const value = Math.max(1, Math.min(21, size));
     this.pointer.size = value;
@@ -294,7 +294,7 @@ class Workbench {
 
   takePart(index) {
     if (this.review.maps?.prediction && this.review.on.prediction) this.accept.part(index);
-    else toast("Show the prediction first: Shift + click takes over one part of it.");
+    else toast("Show the prediction first: Shift + click accepts one region of it.");
   }
 
   async reopenStrokes() {

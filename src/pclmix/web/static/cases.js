@@ -1,4 +1,4 @@
-// The list of cases: how far each is, filter, order, next and previous.
+// The list of cases: progress, filter, sort order, next and previous.
 
 import { caseUrl } from "./api.js";
 import { make } from "./dialogs.js";
@@ -27,7 +27,7 @@ export class CaseList {
 
   setProgress(progress) { Object.assign(this.progress, progress); this.render(); this.showPictures(); }
 
-  // Share of slices with a stroke, 0 to 1.
+  // Fraction of slices with strokes.
   drawn(name) { const p = this.progress[name]; return p && p.slices ? p.touched / p.slices : 0; }
 
   visible() {
@@ -66,7 +66,7 @@ export class CaseList {
 
   render() {
     const list = $("cases"), rows = this.visible().map((c) => this.known(c));
-    // Rows that stay as they are stay where they are: one replaced under a finger would swallow its click.
+    // Unchanged rows stay in place: replacing a row between press and release would lose the click.
     if (rows.length !== list.children.length || rows.some((row, i) => row !== list.children[i])) list.replaceChildren(...rows);
     const drawn = this.cases.filter((c) => this.drawn(c.name) > 0).length;
     const predicted = this.cases.filter((c) => c.predictions.length).length;
@@ -89,14 +89,14 @@ export class CaseList {
     button.setAttribute("aria-current", String(c.name === this.current));
     if (p && p.size) {
       this.classes.forEach((k, i) => {
-        const share = p.voxels[i] / p.size; // strokes cover parts of a percent: the bar grows with the root
+        const share = p.voxels[i] / p.size; // square root: strokes cover fractions of a percent
         const fill = make("u");
         fill.style.width = `${Math.min(100, Math.sqrt(share * 20) * 100)}%`;
         fill.style.background = k.colour;
         meter.append(make("i", { title: `${k.name}: ${(share * 100).toPrecision(2)} % of the image drawn` }, fill));
       });
       if (p.slices > 1) about.push(`${p.touched}/${p.slices} slices`);
-      else about.push(p.touched ? "drawn" : "nothing drawn");
+      else about.push(p.touched ? "drawn" : "no strokes");
     }
     if (certainty !== undefined) about.push(`${Math.round(certainty * 100)} % certain`);
     button.append(make("span", { className: "about" }, about.join(" · ")));
@@ -104,7 +104,7 @@ export class CaseList {
     return make("li", {}, button);
   }
 
-  // Made once for each case: a row that is drawn anew keeps its picture.
+  // Created once per case and reused when its row is rendered again.
   picture(name) {
     if (!this.pictures.has(name)) {
       const picture = make("img", { className: "thumb", alt: "", loading: "lazy", decoding: "async", fetchPriority: "low" });
@@ -115,7 +115,7 @@ export class CaseList {
     return this.pictures.get(name);
   }
 
-  // The first image goes before: pictures are asked for once it is there.
+  // Thumbnails are requested after the first image, which has priority.
   showPictures() {
     for (const [picture, source] of this.waiting.splice(0)) picture.src = source;
   }

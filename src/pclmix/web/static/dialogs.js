@@ -1,10 +1,10 @@
-// Things that come over the page: short notices, questions, help and history.
+// Toasts, alerts and dialogs: questions, help, history, downloads.
 
 import { caseUrl, client, get, post } from "./api.js";
 
 const dialog = document.getElementById("dialog");
 
-// An element: make("p", {className: "faint"}, "text", child, ...).
+// Create an element: make("p", {className: "faint"}, "text", child, ...).
 export function make(tag, properties = {}, ...children) {
   const { dataset, ...rest } = properties;
   const node = Object.assign(document.createElement(tag), rest);
@@ -19,28 +19,28 @@ export function toast(text, bad = false) {
   setTimeout(() => note.remove(), bad ? 9000 : 3500);
 }
 
-// Strokes that could not be saved: said above the image until they are. Null takes the notice away.
+// Alert above the image while strokes cannot be saved; null removes it.
 export function alarm(problem, again) {
   const box = document.getElementById("alert");
   box.hidden = !problem;
   if (!problem) { box.replaceChildren(); return; }
-  const kept = "Your strokes are kept in this page and tried again every few seconds; leave it open.";
-  const text = `${sentence(problem.message)} ${problem.lost ? "These strokes have no place any more." : `${WAY_OUT[problem.status] ?? ""} ${kept}`}`;
-  if (box.dataset.text === text && box.childElementCount) return; // read out once, not at every try
+  const kept = "Your strokes are kept in this page, and saving is retried every few seconds; keep the page open.";
+  const text = `${sentence(problem.message)} ${problem.lost ? "These strokes cannot be saved." : `${WAY_OUT[problem.status] ?? ""} ${kept}`}`;
+  if (box.dataset.text === text && box.childElementCount) return; // announce once, not on every retry
   box.dataset.text = text;
   box.replaceChildren(make("b", {}, "Your last strokes are not saved."), make("span", {}, text),
-    problem.lost ? make("button", { onclick: () => alarm(null) }, "Close") : make("button", { onclick: again }, "Try now"));
+    problem.lost ? make("button", { onclick: () => alarm(null) }, "Close") : make("button", { onclick: again }, "Retry now"));
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 const WAY_OUT = {
-  401: "Open the address that pclmix serve printed.",
-  403: "Open the address that pclmix serve printed.",
-  500: "The terminal that pclmix serve runs in may say more.",
+  401: "Open the URL printed by pclmix serve.",
+  403: "Open the URL printed by pclmix serve.",
+  500: "The terminal of pclmix serve shows details.",
   undefined: "Start it again with pclmix serve, on the same port.",
 };
 
-// Show content and wait for one of the buttons, [value, text, is main]; Escape means the first.
+// Show a dialog and wait for one of the buttons [value, text, is main]; Escape means the first.
 export function ask(title, content, buttons) {
   return new Promise((resolve) => {
     const end = make("div", { className: "end" });
@@ -55,7 +55,7 @@ export function ask(title, content, buttons) {
 }
 
 const KEYS = [
-  ["Drag", "draw"], ["Wheel or ↑ ↓", "other slice"],
+  ["Drag", "draw"], ["Wheel or ↑ ↓", "previous or next slice"],
   ["1 … 9", "choose a class"], ["Ctrl + wheel, pinch, + −", "zoom"],
   ["0", "background"], ["Space + drag", "move the image"],
   ["E", "eraser"], ["Right button + drag", "level and width"],
@@ -63,9 +63,9 @@ const KEYS = [
   ["Ctrl + Z", "undo"], ["R", "automatic window"],
   ["Ctrl + Shift + Z", "redo"], ["H", "hide or show strokes"],
   ["C", "clear this slice"], ["O", "prediction on or off"],
-  ["← →", "other case"], ["U", "doubt on or off"],
+  ["← →", "previous or next case"], ["U", "uncertainty on or off"],
   ["G", "next place to draw"], ["D", "changes on or off"],
-  ["I", "fill in between drawn slices"], ["A", "take over this slice"],
+  ["I", "interpolate between drawn slices"], ["A", "accept this slice"],
   ["P", "one plane or three"], ["Shift + click", "take over one region"],
   ["X, or Alt + drag", "move the crosshair"], ["Shift + arrows", "the same, on the image"],
   ["Enter", "pen down and up there"], ["?", "this list"],
@@ -75,19 +75,19 @@ export function help() {
   const keys = make("div", { className: "keys" });
   for (const [key, text] of KEYS) keys.append(make("kbd", {}, key), make("span", {}, text));
   const words = make("p", { className: "faint" },
-    "Draw a short stroke on each structure and on the background around it, in a few slices. Then train: the model fills in ",
-    "the rest. Look at the prediction, draw where it is wrong, and train again. Everything is saved as you draw.");
-  return ask("How to work", [words, keys], [["close", "Close", true]]);
+    "Draw a short stroke on each structure and on the background around it, in a few slices. Then train: the model predicts ",
+    "the rest. Review the prediction, draw where it is wrong, and train again. Everything is saved as you draw.");
+  return ask("Help", [words, keys], [["close", "Close", true]]);
 }
 
 export function conflict() {
-  const text = make("p", {}, "These strokes were changed in another window or by another program since you drew. Nothing has been overwritten.");
-  return ask("Changed elsewhere", [text], [["theirs", "Take theirs"], ["both", "Keep both: mine on top", true]]);
+  const text = make("p", {}, "These strokes were changed in another window or by another program. Nothing has been overwritten.");
+  return ask("Changed elsewhere", [text], [["theirs", "Use theirs"], ["both", "Keep both, mine on top", true]]);
 }
 
 const WORDS = {
   strokes: "strokes", undo: "undo", redo: "redo", clear: "slice cleared", accept: "prediction accepted",
-  between: "filled in between slices", merge: "joined with another window", label: "labels from another program", restored: "earlier state restored",
+  between: "interpolated between slices", merge: "merged with another window", label: "labels from another program", restored: "earlier state restored",
 };
 
 export async function history(strokes, reload) {
@@ -101,14 +101,14 @@ export async function history(strokes, reload) {
         try {
           await post(caseUrl(strokes.name, "history"), { version: strokes.version, id, client });
           await reload();
-          toast("Earlier state restored. The one before it is in the history, too.");
+          toast("Earlier state restored. The state before it is in the history, too.");
         } catch (error) { toast(error.message, true); }
         dialog.close();
       },
     }, make("span", {}, `Before ${when}`), make("span", { className: "faint" }, WORDS[what] ?? what)));
   }
-  if (!past.length) list.append(make("p", { className: "faint" }, "Nothing has been changed here yet."));
-  return ask("Go back to how it was", [list], [["close", "Close"]]);
+  if (!past.length) list.append(make("p", { className: "faint" }, "No changes yet."));
+  return ask("History", [list], [["close", "Close"]]);
 }
 
 export function download() {

@@ -1,30 +1,30 @@
-// The first slice, painted by hand while the viewer is still starting: the same slice in the same place, so that
-// nothing moves when the viewer takes over.
+// The first slice, painted on a 2-D canvas while the viewer is still starting, at exactly the place where the viewer
+// will show it.
 
 import { Grid } from "./grid.js";
 import { gunzip, parse } from "./nifti.js";
 import { layout } from "./planes.js";
 
-const MOST = 1500; // milliseconds to wait for a slice, however large its volume
+const MOST = 1500; // ms to wait for the first slice before loading the rest of the page
 
-// What the browser keeps from visit to visit. It may forbid that: then nothing is kept.
+// Settings in localStorage, which may be disabled.
 export const kept = (key) => { try { return localStorage.getItem(`pclmix.${key}`); } catch { return null; } };
 export const keep = (key, value) => { try { localStorage.setItem(`pclmix.${key}`, value); } catch { /* forbidden */ } };
-export const remember = (name) => keep("case", name); // the case that was open last
+export const remember = (name) => keep("case", name); // the last open case
 
-// What the address asks for: a case, and a slice of it counted from 1.
+// Case and slice (from 1) requested in the URL.
 const address = new URLSearchParams(location.search);
 export const asked = { case: address.get("case"), slice: Number(address.get("slice")) > 0 ? Number(address.get("slice")) - 1 : undefined };
 
 const frame = () => new Promise((resolve) => { requestAnimationFrame(resolve); });
 let canvas = null, slice = null, watching = null, over = false;
 
-// {name, image} of the case to open, the image unpacked; null if there is none or it cannot be had.
+// {name, image} of the case to open, the image decompressed; null if there is none or the request fails.
 export const first = fetchFirst().catch(() => null);
 
-// Settled once the slice is on the screen, or will not be; a page in the background waits for no frame.
+// Resolves once the slice is painted or cannot be; with a timeout, since background pages get no frames.
 const painted = Promise.race([show().catch(() => {}), new Promise((resolve) => { setTimeout(resolve, MOST); })]);
-painted.then(() => import("./app.js")); // it keeps the page busy for a while
+painted.then(() => import("./app.js")); // starting the application blocks the page
 
 export function takeOver() {
   over = true;
@@ -46,8 +46,8 @@ async function show() {
   const sheet = document.querySelector("link[rel=stylesheet]");
   if (!volume) return;
   if (!sheet.sheet) await new Promise((resolve) => { sheet.addEventListener("load", resolve); });
-  while (!document.getElementById("slices")) await frame(); // the page's own text is still coming
-  if (over) return; // the viewer was faster
+  while (!document.getElementById("slices")) await frame(); // the HTML is still being parsed
+  if (over) return; // the viewer was ready first
   slice = render(volume, found);
   document.getElementById("view").classList.toggle("with-slices", slice.many);
   document.getElementById("slices").hidden = !slice.many;
@@ -57,11 +57,11 @@ async function show() {
   watching.observe(canvas);
   paint();
   await frame();
-  await frame(); // the one before this is on the screen
+  await frame(); // now the previous frame is on the screen
   performance.mark("first slice"); // read by benchmarks/web.py
 }
 
-// One slice as a picture of one pixel a voxel, turned as the viewer turns it, and its size in millimetres.
+// One slice with one pixel per voxel, oriented as in the viewer, and its size in mm.
 function render({ dims, pixDims, perm, oriented, coloured, voxels, scaled, window: [low, high] }, { name, picture }) {
   const grid = new Grid(dims, perm), [p, q] = grid.plane(), [width, height] = [grid.ras[p], grid.ras[q]];
   const wanted = name === asked.case && asked.slice !== undefined ? asked.slice : Math.floor(grid.slices / 2);
@@ -70,7 +70,7 @@ function render({ dims, pixDims, perm, oriented, coloured, voxels, scaled, windo
   const mirrored = !picture && oriented && p === 0; // the patient's left on the right
   const colours = coloured ? [0, 1, 2] : [0, 0, 0], each = coloured ? 3 : 1;
   let to = 0;
-  for (let y = height - 1; y >= 0; y--) // up is anterior or superior
+  for (let y = height - 1; y >= 0; y--) // anterior or superior up
     for (let x = 0; x < width; x++) {
       at[p] = mirrored ? width - 1 - x : x;
       at[q] = y;
@@ -93,6 +93,6 @@ function paint() {
   canvas.height = canvas.clientHeight * dpr;
   const scale = dpr * Math.min(boxWidth / size[0], boxHeight / size[1]), [w, h] = size.map((n) => n * scale);
   const [x, y] = [dpr * (left + boxWidth / 2) - w / 2, dpr * (top + boxHeight / 2) - h / 2];
-  const edge = (at) => Math.ceil(at - 0.5); // whole pixels, as WebGL fills them
+  const edge = (at) => Math.ceil(at - 0.5); // rasterization rule of WebGL
   canvas.getContext("2d", { willReadFrequently: true }).drawImage(held, edge(x), edge(y), edge(x + w) - edge(x), edge(y + h) - edge(y));
 }

@@ -1,5 +1,5 @@
-// Two orders of the same voxels. Files have x fastest, as stored ("native"); the viewer turns volumes to
-// right-anterior-superior (RAS). Strokes are kept in native order; this maps between the two.
+// Mapping between native voxel order (as stored, x fastest), used for strokes, and right-anterior-superior (RAS) order,
+// used by the viewer.
 
 export class Grid {
   // dims: native [nx, ny, nz]. perm: for each RAS axis the native axis it runs along, counted from 1, negative if reversed.
@@ -18,7 +18,7 @@ export class Grid {
   get size() { return this.dims[0] * this.dims[1] * this.dims[2]; }
   get slices() { return this.dims[2]; }
 
-  // The two RAS axes of the plane across RAS axis `depth`; without one, of the native slices.
+  // The two in-plane RAS axes of planes perpendicular to RAS axis `depth` (default: of native slices).
   plane(depth = this.depth) { return [0, 1, 2].filter((i) => i !== depth); }
 
   // Native column, row and slice of a native index, and back.

@@ -1,11 +1,11 @@
-// What is written over the image: where the patient's sides are, the crosshair, a scale bar, the voxel under the pointer.
+// Annotations over the image: orientation letters, crosshair, scale bar, readout of the voxel under the pointer.
 
 const SVG = "http://www.w3.org/2000/svg";
 const NAMES = ["Sagittal", "Coronal", "Axial"];
-const BAR = 110; // pixels that a scale bar may have at most
-const HOLE = 9; // pixels around the voxel that the crosshair leaves free
+const BAR = 110; // maximum length of the scale bar in pixels
+const HOLE = 9; // radius in pixels around the voxel left free by the crosshair
 const MARGIN = 16;
-const NARROW = 260; // pixels of a plane that leave no room for its name
+const NARROW = 260; // planes narrower than this, in pixels, have no room for their name
 
 const element = (tag, attributes, text) => {
   const node = document.createElementNS(SVG, tag);
@@ -39,9 +39,9 @@ export class Hud {
         if (number === 0) sides = `Sides of the patient: ${l} left, ${r} right, ${t} top, ${b} bottom`;
       }
     }
-    // A picture without a size of its own has pixels of 1.
+    // Pictures without a physical size have a spacing of 1.
     if (tiles.length && !(picture && viewer.spacing.every((s) => s === 1))) parts.push(...this.bar(tiles[0]));
-    if (tiles.length) { // under the first plane's edge, whatever lies beside it
+    if (tiles.length) { // at the bottom of the first plane
       const [left, top, width, height] = tiles[0].box;
       this.readout.style.left = `${left + 12}px`;
       this.readout.style.maxWidth = `${width - 24}px`;
@@ -60,7 +60,7 @@ export class Hud {
     return lines;
   }
 
-  // A bar of 1, 2 or 5 times a power of ten millimetres.
+  // Scale bar of 1, 2 or 5 times a power of ten mm.
   bar(plane) {
     const i = plane.axes.findIndex(({ across }) => across === 0);
     const pixels = plane.pixels[i] / this.viewer.spacing[plane.axes[i].axis], most = BAR / pixels;
@@ -74,7 +74,7 @@ export class Hud {
     ];
   }
 
-  // The voxel under the pointer: place, position in the patient, value, what is drawn there.
+  // Readout of the voxel under the pointer: position in mm, index, value, class.
   read(at = this.pointer) {
     this.pointer = at;
     const { viewer } = this, plane = at && viewer.at(...at), index = plane ? plane.index(plane.point(...at)) : -1;

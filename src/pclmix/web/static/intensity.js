@@ -1,4 +1,4 @@
-// How values become grey: window and level, presets for CT and others, and the value of a voxel. Colour pictures, too.
+// Window and level with presets, and the value of a voxel; also for colour pictures.
 
 const RGB24 = 128;
 const CT = [
@@ -20,7 +20,7 @@ export class Intensity {
   get level() { return (this.low + this.high) / 2; }
   get width() { return this.high - this.low; }
 
-  // [name, level, width] for a kind of image such as CT; automatic first.
+  // Presets [name, level, width] for a modality such as CT; automatic first.
   presets(modality) {
     const found = [["Automatic", ...levelWidth(this.auto)], ["All values", ...levelWidth(this.full)]];
     if (this.coloured) return found.slice(0, 1);
@@ -44,7 +44,7 @@ export class Intensity {
     nv.updateGLVolume();
   }
 
-  // The stored value of a native voxel, scaled as its file says; three of them in colour.
+  // Value of a native voxel after the scaling in its header; RGB for colour.
   at(index) {
     const { volume } = this.viewer;
     if (this.coloured) return Array.from(this.original.subarray(3 * index, 3 * index + 3));

@@ -1,4 +1,4 @@
-// Keyboard shortcuts. Those of the browser, and typing into a field, are left alone.
+// Keyboard shortcuts, except while typing and for shortcuts of the browser.
 
 import { help } from "./dialogs.js";
 

@@ -1,15 +1,15 @@
-// What lies over the image: strokes, predicted classes with their outlines, changes, and doubt.
+// Overlays: strokes, predicted classes with outlines, changes, and uncertainty.
 //
-// All but doubt are one layer of NiiVue with a colour table: 1 to K are strokes of the K classes, then come the K - 1
-// predicted classes, their K - 1 outlines, and one colour for a change. So a stroke is always on top.
+// All but uncertainty share one NiiVue drawing layer with a colour table: 1 to K are strokes of the K classes, followed
+// by K - 1 predicted classes, their K - 1 outlines, and one colour for changes. Strokes are always on top.
 
 import { read } from "./viewer.js";
 
 const MOST_COLOURS = 255;
-const LARGE = 400; // pixels across, for each of which a stroke is to be a voxel wider
-const DOUBT = [255, 70, 200]; // far from the grey of an image and from the class colours
-const UNDOUBTED = 60; // of 255: below this, doubt is not shown at all
-const DOUBTED_SHARE = 0.1; // of the voxels, at most: a model that doubts everything must not cover the image
+const LARGE = 400; // image size in voxels per voxel of minimum stroke width
+const DOUBT = [255, 70, 200]; // distinct from grey and from the class colours
+const UNDOUBTED = 60; // of 255: lower entropy is not shown
+const DOUBTED_SHARE = 0.1; // maximum fraction of voxels coloured, so that an uncertain model does not hide the image
 
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 
@@ -22,7 +22,7 @@ export class Layers {
     viewer.nv.addColormap("doubt", ramp);
   }
 
-  // A new image: nothing lies over it.
+  // Remove all overlays.
   reset() {
     this.maps = {};
     this.under = this.labels = this.halo = this.doubt = null;
@@ -86,7 +86,7 @@ export class Layers {
     this.refresh();
   }
 
-  // An edit is over: the halo of what it touched is made anew.
+  // An edit has ended: recompute the halo around its voxels.
   settle(indices) {
     if (!this.halo || !indices.length) return;
     const { grid } = this.viewer, [nx, ny] = grid.dims, reach = this.unit, boxes = new Map();
@@ -106,7 +106,7 @@ export class Layers {
     this.refresh();
   }
 
-  // On a large picture a stroke of one voxel would be a hairline, or nothing: it is shown wider than it is.
+  // Display thin strokes wider on large pictures, where a single voxel would be invisible.
   thicken(index) {
     const { grid } = this.viewer, [nx, ny] = grid.dims, [x, y] = grid.voxel(index), value = this.labels[index];
     const run = (step, from, to) => {
@@ -121,7 +121,7 @@ export class Layers {
       for (let i = Math.max(-reach, -x); i <= Math.min(reach, nx - 1 - x); i++) this.halo[index + j * nx + i] ||= value;
   }
 
-  refresh() { // at most once a frame
+  refresh() { // at most once per frame
     if (this.waiting) return;
     this.waiting = true;
     requestAnimationFrame(() => {
@@ -133,7 +133,7 @@ export class Layers {
     });
   }
 
-  // To the texture of the drawing, only what changed: a stroke in a large volume is as fast as in a small one.
+  // Upload only the changed box to the texture, so that drawing does not slow down with the size of the volume.
   send(box) {
     const { nv, grid } = this.viewer, { gl } = nv;
     if (box === "all") { nv.refreshDrawing(false); return; }
@@ -147,7 +147,7 @@ export class Layers {
   }
 
   // Predictions ------------------------------------------------------------------------------------------------------
-  // A label map in native order to show beneath the strokes, or null to remove it.
+  // Show a label map in native order beneath the strokes; null removes it.
   setMap(kind, map) {
     this.maps[kind] = map;
     const { prediction, difference } = this.maps, k = this.colours.length, { grid } = this.viewer;
@@ -162,7 +162,7 @@ export class Layers {
     if (this.labels) this.setStrokes(this.labels);
   }
 
-  // The border of each class within its slice, so that the image within it can be seen.
+  // Mark the border of each class within its slice.
   outline(map, k) {
     const [nx, ny, nz] = this.viewer.grid.dims, { under } = this, width = this.unit;
     for (let z = 0; z < nz; z++)
@@ -175,7 +175,7 @@ export class Layers {
         }
   }
 
-  // Doubt as a glow over the image, or null to remove it. `map` is what `buffer` holds, one byte a voxel.
+  // Show entropy as a glow over the image; null removes it. `map` is the content of `buffer`, one byte per voxel.
   async setDoubt(buffer, map, strength) {
     const { nv } = this.viewer;
     if (this.doubt) nv.removeVolume(this.doubt);
@@ -188,7 +188,7 @@ export class Layers {
   }
 }
 
-// The range shown: from what a tenth of the voxels exceed to the largest.
+// Display range: from the 90th percentile (at least UNDOUBTED) to the maximum.
 export function doubtRange(map) {
   const counts = new Uint32Array(256);
   for (let i = 0; i < map.length; i++) counts[map[i]]++;

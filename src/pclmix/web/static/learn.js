@@ -1,4 +1,4 @@
-// Training and predicting: choose, start, watch, stop, go on.
+// The panel "Train": choose settings, start, follow, stop and resume jobs.
 
 import { get, post } from "./api.js";
 import { make, toast } from "./dialogs.js";
@@ -30,7 +30,7 @@ export class Learn {
     this.predictAll = make("button", { id: "predict-all", onclick: () => this.predict(context.all()) }, "Predict all");
     this.state = make("div", { className: "fields", id: "job" });
     const more = make("details", {}, make("summary", {}, "Settings"), make("div", { className: "fields" },
-      make("label", {}, "Thoroughness", this.recipe), make("label", {}, "Minutes", this.minutes), make("label", {}, "Method", this.method)));
+      make("label", {}, "Recipe", this.recipe), make("label", {}, "Minutes", this.minutes), make("label", {}, "Method", this.method)));
     more.className = "settings";
     box.append(make("div", { className: "fields" }, this.startButton, more, this.state,
       make("div", { className: "row" }, this.predictOne, this.predictAll)));
@@ -94,7 +94,7 @@ export class Learn {
     const ended = before && before.id === job.id && ["running", "stopping"].includes(before.status) && !this.running;
     if (ended) {
       get("jobs").then((found) => { this.runs = found.runs; this.enable(); }).catch((error) => toast(error.message, true));
-      if (job.status === "finished") toast(job.kind === "train" ? "Training has finished." : "The predictions are there.");
+      if (job.status === "finished") toast(job.kind === "train" ? "Training has finished." : "Prediction has finished.");
     }
   }
 
@@ -108,7 +108,7 @@ export class Learn {
     if (this.running && job.kind === "train") parts.push(this.steps(job));
     if (this.running) {
       const share = { training: job.share, predicting: job.done / Math.max(1, job.total) }[job.phase];
-      const bar = make("progress", { max: 1 }); // without a value it says that something goes on
+      const bar = make("progress", { max: 1 }); // indeterminate without a value
       if (share !== undefined && job.status === "running") bar.value = share;
       bar.setAttribute("aria-label", this.words(job));
       parts.push(bar);
@@ -117,14 +117,14 @@ export class Learn {
     if (job.status === "failed") parts.push(make("p", { className: "message" }, job.message));
     const buttons = [], focused = document.activeElement?.id;
     if (this.running)
-      buttons.push(make("button", { id: "stop", onclick: () => this.act("jobs/stop", {}) }, job.status === "stopping" ? "End at once" : "Stop"));
-    if (job.resumable) buttons.push(make("button", { id: "resume", onclick: () => this.act("jobs/resume", { id: job.id }) }, "Go on"));
+      buttons.push(make("button", { id: "stop", onclick: () => this.act("jobs/stop", {}) }, job.status === "stopping" ? "Stop now" : "Stop"));
+    if (job.resumable) buttons.push(make("button", { id: "resume", onclick: () => this.act("jobs/resume", { id: job.id }) }, "Resume"));
     if (buttons.length) parts.push(make("div", { className: "row" }, ...buttons));
     this.state.replaceChildren(...parts);
     if (["stop", "resume"].includes(focused)) document.getElementById(focused)?.focus();
   }
 
-  // What a training goes through, the present step marked: a bar that starts anew is not one that jumps back.
+  // The phases of a training with the current one marked; each phase has its own progress bar.
   steps(job) {
     const names = Object.keys(PHASES).filter((phase) => phase !== "predicting" || job.then), at = names.indexOf(job.phase);
     return make("ol", { className: "steps" }, ...names.map((phase, i) => {
@@ -143,18 +143,18 @@ export class Learn {
       return "Preparing: reading images and strokes…";
     }
     const what = job.kind === "train" ? "Training" : "Prediction";
-    return { finished: `${what} finished.`, stopped: `${what} stopped.`, failed: `${what} could not go on.` }[job.status];
+    return { finished: `${what} finished.`, stopped: `${what} stopped.`, failed: `${what} failed.` }[job.status];
   }
 }
 
-// The loss over steps, averaged over a few neighbours.
+// The loss over steps, smoothed with a moving average.
 function curve(points) {
   const box = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   box.setAttribute("class", "curve");
   box.setAttribute("viewBox", "0 0 200 60");
   box.setAttribute("preserveAspectRatio", "none");
   box.setAttribute("role", "img");
-  box.setAttribute("aria-label", `Error of the training, now ${points.at(-1)[1]}`);
+  box.setAttribute("aria-label", `Training loss, currently ${points.at(-1)[1]}`);
   const reach = Math.floor(points.length / 40);
   const values = points.map((_, i) => {
     const near = points.slice(Math.max(0, i - reach), i + reach + 1);
@@ -169,7 +169,7 @@ function curve(points) {
   const style = { points: line.join(" "), fill: "none", stroke: "currentColor", "stroke-width": "1.6", "vector-effect": "non-scaling-stroke" };
   for (const [key, value] of Object.entries(style)) path.setAttribute(key, value);
   const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-  title.textContent = "How far off the model is on your strokes: it should fall";
+  title.textContent = "Training loss: should decrease";
   box.append(title, path);
   return box;
 }

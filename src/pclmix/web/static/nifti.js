@@ -1,8 +1,8 @@
-// A NIfTI-1 file read just far enough to show a slice of it as the viewer will: same axes, same window.
+// A minimal NIfTI-1 reader for the first slice, with the same orientation and window as the viewer.
 
 const RGB24 = 128;
 const KINDS = { 2: Uint8Array, [RGB24]: Uint8Array, 4: Int16Array, 8: Int32Array, 16: Float32Array, 64: Float64Array, 256: Int8Array, 512: Uint16Array, 768: Uint32Array };
-const BINS = 1001, TAIL = 0.02, BORDER = 0.25; // of the viewer's own window
+const BINS = 1001, TAIL = 0.02, BORDER = 0.25; // parameters of the viewer's automatic window
 
 export async function gunzip(buffer) {
   const [first, second] = new Uint8Array(buffer, 0, 2);
@@ -10,7 +10,7 @@ export async function gunzip(buffer) {
   return new Response(new Blob([buffer]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-// {dims, pixDims, perm, oriented, coloured, voxels, scaled(value), window}, or null for a kind of file that is left to the viewer.
+// {dims, pixDims, perm, oriented, coloured, voxels, scaled(value), window}, or null for files that only the viewer can read.
 export function parse(buffer) {
   const view = new DataView(buffer), Kind = KINDS[view.getInt16(70, true)];
   const count = view.getInt16(40, true);
@@ -33,7 +33,7 @@ export function parse(buffer) {
   return { dims, pixDims, perm, oriented, coloured, voxels, scaled, window };
 }
 
-// Rows of the rotation: of the sform, of the quaternion where that is the better known, or none.
+// Rows of the affine: from the sform, or from the qform if its code is higher, or scaling only.
 function affine(view, [dx, dy, dz]) {
   const qform = view.getInt16(252, true), sform = view.getInt16(254, true);
   if (qform > 0 && qform > sform) {
@@ -49,11 +49,11 @@ function affine(view, [dx, dy, dz]) {
   return [[dx, 0, 0], [0, dy, 0], [0, 0, dz]];
 }
 
-// For each axis right, anterior, superior the voxel axis that runs along it, counted from 1, negative if reversed.
+// For each RAS axis the voxel axis along it, counted from 1, negative if reversed.
 export function axes(rows) {
   const size = (row, column) => Math.abs(rows[row][column]);
   if (!rows.flat().every(Number.isFinite) || [0, 1, 2].some((i) => !(size(i, 0) + size(i, 1) + size(i, 2)) || !(size(0, i) + size(1, i) + size(2, i)))) return null;
-  let first = size(1, 0) > size(0, 0) ? 1 : 0; // where voxel axis 1 points
+  let first = size(1, 0) > size(0, 0) ? 1 : 0; // RAS axis of voxel axis 1
   if (size(2, 0) > size(0, 0) && size(2, 0) > size(1, 0)) first = 2;
   const [low, high] = [0, 1, 2].filter((row) => row !== first);
   const second = size(low, 1) > size(high, 1) ? low : high;
@@ -64,7 +64,7 @@ export function axes(rows) {
   return perm.map((axis, row) => (rows[row][axis - 1] < 0 ? -axis : axis));
 }
 
-// What 96 of 100 voxels lie in, those near the border left out; raw values.
+// Range of the central 96 % of values, ignoring voxels near the border; raw values.
 function windowOf(voxels, dims) {
   const found = voxels.length > 8 ? tails(inner(voxels, dims)) : null;
   return found ?? tails(voxels) ?? extremes(voxels);
@@ -99,7 +99,7 @@ function tails(values) {
     if (Number.isNaN(values[i])) missing++;
     else bins[Math.round((values[i] - low) * scale)]++;
   }
-  const mostlyEmpty = zeros > 0.6 * values.length; // then zeros say nothing
+  const mostlyEmpty = zeros > 0.6 * values.length; // ignore the empty background
   if (mostlyEmpty) bins[Math.round(-low * scale)] -= zeros;
   const enough = Math.round((values.length - missing - (mostlyEmpty ? zeros : 0)) * TAIL);
   if (enough < 1 || low === high) return null;
@@ -107,7 +107,7 @@ function tails(values) {
   while (n < enough) n += bins[++from];
   n = bins[to];
   while (n < enough) n += bins[--to];
-  let wide = from !== to; // almost all voxels alike: up to the nearest other value
+  let wide = from !== to; // almost constant: extend to the nearest other value
   while (!wide && (from > 0 || to < BINS - 1)) {
     if (from > 0) wide = bins[--from] > 0;
     if (!wide && to < BINS - 1) wide = bins[++to] > 0;

@@ -1,9 +1,9 @@
-// Planes on the screen: where each lies on the canvas, and which voxel is under a point of it.
+// Planes on the screen: their place on the canvas, and the voxel under a point.
 
-const MAIN = 0.62; // share of the canvas that the native plane has beside the other two
+const MAIN = 0.62; // fraction of the canvas for the native plane in the three-plane layout
 const GAP = 6; // pixels between planes
 
-// Boxes [depth, left, top, width, height] in CSS pixels: the plane of the native slices alone, or large with the others.
+// Boxes [depth, left, top, width, height] in CSS pixels: the native plane alone, or large beside the other two.
 export function layout(depth, three, width, height) {
   if (!three) return [[depth, 0, 0, width, height]];
   const others = [2, 1, 0].filter((d) => d !== depth), wide = width >= height;
@@ -13,7 +13,7 @@ export function layout(depth, three, width, height) {
   return [[depth, 0, 0, ...(wide ? [size, height] : [width, size])], ...others.map((d, i) => [d, ...other(i)])];
 }
 
-// One plane as it is drawn now. Its axes are two RAS axes; each is a line along x or y of the canvas.
+// One plane as currently drawn. Each of its two RAS axes runs along x or y of the canvas.
 export class Plane {
   constructor(viewer, number, tile) {
     const [left, top, width, height] = tile.leftTopWidthHeight, dpr = viewer.nv.uiData.dpr || 1;
@@ -34,7 +34,7 @@ export class Plane {
     return x >= left && y >= top && x < left + width && y < top + height;
   }
 
-  // Texture coordinates under a point (CSS pixels), also beyond the image's edge.
+  // Texture coordinates of a point (CSS pixels), also outside the image.
   fraction(x, y) {
     const at = [0.5, 0.5, 0.5];
     at[this.depth] = (this.grid.along(this.depth, this.cross) + 0.5) / this.grid.ras[this.depth];
@@ -58,7 +58,7 @@ export class Plane {
     return this.grid.native(...at);
   }
 
-  // Place (CSS pixels) of a native voxel's centre.
+  // Position (CSS pixels) of the centre of a native voxel.
   screen(voxel) {
     const at = [0, 0];
     for (const { axis, across, scale, offset } of this.axes)
@@ -66,10 +66,10 @@ export class Plane {
     return at;
   }
 
-  // CSS pixels a voxel, along the two axes in the order of `axes`.
+  // CSS pixels per voxel along the two axes, in the order of `axes`.
   get pixels() { return this.axes.map(({ axis, scale }) => Math.abs(1 / (this.grid.ras[axis] * scale * this.dpr))); }
 
-  // Letters at the left, top, right and bottom: where each axis of the plane points on the screen.
+  // Orientation letters at the left, top, right and bottom.
   get letters() {
     const ends = [["L", "R"], ["P", "A"], ["I", "S"]], found = {};
     for (const { axis, across, scale } of this.axes) {

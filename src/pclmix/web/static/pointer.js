@@ -1,9 +1,9 @@
-// Mouse, finger, pen and keyboard on the image. The left button, a finger or the pen draws; two fingers zoom and move; the
-// right button changes the window; the middle button, or the space bar held down, moves the image; a click with Shift
-// takes over a part of the prediction. With Alt, or the tool "Crosshair", the crosshair moves instead.
+// Mouse, touch, pen and keyboard input on the image. Left button, finger or pen: draw. Two fingers: zoom and pan. Right
+// button: window and level. Middle button or Space: pan. Shift + click: accept a region of the prediction. Alt, or the
+// tool "Crosshair": move the crosshair.
 
-const PEN_REST = 2000; // milliseconds for which a finger beside a pen counts as the resting hand
-const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1] }; // along x or y, which way
+const PEN_REST = 2000; // ms after pen input during which touches are ignored (palm rejection)
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1] }; // screen axis, direction
 
 export class Pointer {
   constructor(canvas, brush, viewer, actions) {
@@ -13,7 +13,7 @@ export class Pointer {
     this.penSeen = -Infinity;
     this.space = false;
     this.size = 3;
-    this.keyboard = false; // whether the crosshair is moved, and perhaps draws, with the keys
+    this.keyboard = false; // whether the crosshair is controlled by keys
     canvas.addEventListener("pointerdown", (e) => this.down(e));
     canvas.addEventListener("pointermove", (e) => this.move(e));
     for (const kind of ["pointerup", "pointercancel"]) canvas.addEventListener(kind, (e) => this.up(e));
@@ -48,16 +48,16 @@ export class Pointer {
     }
     const primary = (event.button === 0 || event.button === 5) && !this.space, looks = primary && (event.altKey || this.actions.looking());
     const draws = primary && !looks;
-    if (!plane || (draws && !this.actions.drawing())) return; // another case is being opened
+    if (!plane || (draws && !this.actions.drawing())) return; // another case is loading
     try { this.canvas.setPointerCapture(event.pointerId); } catch { /* the pointer is gone already */ }
     this.last = [x, y];
-    this.plane = plane; // what is begun in a plane stays in it
+    this.plane = plane; // a drag stays in the plane it started in
     if (event.button === 1 || this.space) this.mode = "pan";
     else if (event.button === 2) this.mode = "window";
     else if (looks) { this.mode = "look"; this.look(x, y); }
     else if (draws) {
       this.mode = "draw";
-      this.erasing = event.button === 5 || (event.buttons & 32) !== 0; // the other end of a pen
+      this.erasing = event.button === 5 || (event.buttons & 32) !== 0; // eraser end of a pen
       this.actions.begin(this.erasing);
       this.point = plane.point(x, y);
       this.stamp(plane, this.point, this.point);
@@ -106,13 +106,13 @@ export class Pointer {
     if (index >= 0) this.actions.look(index);
   }
 
-  // Millimetres across a pen: as many as `size` voxels of the native plane, more on a large picture.
+  // Pen diameter in mm: `size` voxels of the native plane, scaled up on large pictures.
   get across() {
     const { grid, spacing, layers } = this.viewer;
     return this.size * layers.unit * Math.min(...grid.plane().map((axis) => spacing[axis]));
   }
 
-  // A disc of the pen's size along the line between two points of a plane, in half-voxel steps.
+  // Paint a disc along the line between two points of a plane, in half-voxel steps.
   stamp(plane, from, to) {
     const steps = Math.max(1, Math.ceil(Math.hypot(to[0] - from[0], to[1] - from[1]) * 2)), found = new Set();
     const [su, sv] = plane.axes.map(({ axis }) => this.viewer.spacing[axis]), radius = this.across / 2 + 1e-6;
@@ -128,7 +128,7 @@ export class Pointer {
   }
 
   // Keys -----------------------------------------------------------------------------------------------------------
-  // Shift + arrows move the crosshair, Enter puts the pen down and lifts it. Returns whether the key was used.
+  // Shift + arrows move the crosshair; Enter starts and ends drawing. Returns whether the key was handled.
   key(event) {
     const plane = this.viewer.tiles[0], arrow = ARROWS[event.key];
     if (!plane) return false;

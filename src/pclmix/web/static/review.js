@@ -1,4 +1,4 @@
-// Looking at a prediction: overlays, figures, and where to draw next.
+// The panel "Prediction": overlays, figures, suggestions where to draw next, accepting regions.
 
 import { bytes, caseUrl, get } from "./api.js";
 import { make, toast } from "./dialogs.js";
@@ -33,7 +33,7 @@ export class Review {
     await Promise.all([this.load("prediction"), this.on.unsure && this.load("unsure"), this.on.difference && this.load("difference"), this.suggest()]);
   }
 
-  // The case is left: what is still on its way for it is dropped, and nothing of it can be taken over.
+  // Another case is loading: drop pending responses and disable accepting.
   close() {
     this.name = null;
     this.known = [];
@@ -104,13 +104,13 @@ export class Review {
     mark.style.transform = `translate(${x}px, ${y}px)`;
   }
 
-  // Why a place is suggested, in a few words.
+  // The reason for a suggestion in a few words.
   reason({ pixels, stroke, slices }) {
     const { viewer } = this.context, [p, q] = viewer.grid.plane(), square = pixels * viewer.spacing[p] * viewer.spacing[q];
     const spaced = !this.context.picture, area = !spaced ? `${pixels.toLocaleString()} pixels` : square >= 100 ? `${(square / 100).toFixed(1)} cm²` : `${Math.round(square)} mm²`;
     const far = spaced ? `${Math.round((stroke ?? 0) * Math.min(viewer.spacing[p], viewer.spacing[q]))} mm` : `${stroke} pixels`;
-    const where = slices === null ? "nothing is drawn yet" : slices > 0 ? `nothing drawn within ${slices} slice${slices > 1 ? "s" : ""}` : `nearest stroke ${far} away`;
-    return `${pixels ? `unsure over ${area}` : "a little unsure"}; ${where}`;
+    const where = slices === null ? "no strokes yet" : slices > 0 ? `no strokes within ${slices} slice${slices > 1 ? "s" : ""}` : `nearest stroke ${far} away`;
+    return `${pixels ? `uncertain over ${area}` : "slightly uncertain"}; ${where}`;
   }
 
   suggestion(place, i) {
@@ -124,32 +124,32 @@ export class Review {
 
   render() {
     if (!this.known.length) {
-      this.box.replaceChildren(make("p", { className: "faint" }, "Nothing predicted for this case yet."));
+      this.box.replaceChildren(make("p", { className: "faint" }, "No prediction for this case yet."));
       return;
     }
     const { certainty, expected_dice: dice, agreement } = this.known[0], percent = (v) => `${Math.round(v * 100)} %`;
     const figures = make("div", { className: "figures" },
       make("div", { title: "1 - mean entropy / ln K over the pixels predicted as foreground" }, make("b", {}, percent(certainty)), make("span", {}, "certainty")),
-      make("div", { title: "The Dice that the model's probabilities promise; an overconfident model promises too much" }, make("b", {}, `≈ ${percent(dice)}`), make("span", {}, "expected Dice")),
-      agreement === null ? null : make("div", { title: "Share of the pixels you drew that the prediction agrees with" }, make("b", {}, percent(agreement)), make("span", {}, "agrees with strokes")));
+      make("div", { title: "Dice estimated from the probabilities of the model; too high if the model is overconfident" }, make("b", {}, `≈ ${percent(dice)}`), make("span", {}, "expected Dice")),
+      agreement === null ? null : make("div", { title: "Fraction of the drawn pixels that the prediction has right" }, make("b", {}, percent(agreement)), make("span", {}, "agrees with strokes")));
     const layer = (kind, text, enabled = true) => {
       const tick = make("input", { type: "checkbox", id: `show-${kind}`, checked: this.on[kind], disabled: !enabled, onchange: (e) => this.toggle(kind, e.target.checked) });
       const range = make("input", { type: "range", min: 5, max: 100, value: this.strength[kind] * 100, disabled: !enabled,
         oninput: (e) => this.strengthen(kind, e.target.value / 100) });
-      range.setAttribute("aria-label", `${text}: strength`);
+      range.setAttribute("aria-label", `${text}: opacity`);
       return make("label", {}, make("span", { className: "tick" }, tick, text), range);
     };
     const { accept } = this, places = this.places.map((place, i) => this.suggestion(place, i));
     const focused = this.box.contains(document.activeElement) ? [...this.box.querySelectorAll("button, input")].indexOf(document.activeElement) : -1;
     this.box.replaceChildren(make("div", { className: "fields" },
       figures,
-      layer("prediction", "Prediction"), layer("unsure", "Doubt"), layer("difference", "Changes", this.known.length > 1),
+      layer("prediction", "Prediction"), layer("unsure", "Uncertainty"), layer("difference", "Changes", this.known.length > 1),
       places.length ? make("h2", {}, "Where a stroke helps most") : null,
       places.length ? make("ol", { className: "places" }, ...places) : null,
-      make("h2", {}, "Take over as strokes"),
-      make("p", { className: "faint" }, "Your own strokes are kept. Shift + click takes one region."),
+      make("h2", {}, "Accept as strokes"),
+      make("p", { className: "faint" }, "Existing strokes are kept. Shift + click accepts one region."),
       make("div", { className: "row" },
-        make("button", { id: "accept-certain", onclick: () => accept.certain() }, "What is certain"),
+        make("button", { id: "accept-certain", onclick: () => accept.certain() }, "Certain pixels"),
         make("button", { id: "accept-slice", onclick: () => accept.slice() }, "This slice"),
         make("button", { id: "accept-all", onclick: () => accept.all() }, "Whole case"))));
     if (focused >= 0) this.box.querySelectorAll("button, input")[focused]?.focus();

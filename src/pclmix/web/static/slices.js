@@ -1,4 +1,4 @@
-// The strip of slices beside the image: where one is, which slices have strokes, and how unsure the model was there.
+// The strip of slices beside the image: current slice, classes drawn, and uncertainty per slice.
 
 export class SliceStrip {
   constructor(canvas, classes, go) {
@@ -18,7 +18,7 @@ export class SliceStrip {
     new ResizeObserver(() => this.render()).observe(canvas);
   }
 
-  // Which classes each slice has, from a whole map or from one slice of it.
+  // Count the voxels per class, in all slices or in one.
   measure(labels, plane, count) {
     this.plane = plane;
     this.count = count;
@@ -51,7 +51,7 @@ export class SliceStrip {
     const dpr = devicePixelRatio || 1, w = this.canvas.clientWidth, h = this.canvas.clientHeight;
     this.canvas.width = w * dpr;
     this.canvas.height = h * dpr;
-    const g = this.canvas.getContext("2d", { willReadFrequently: true }); // drawn by the CPU: waits for no shader
+    const g = this.canvas.getContext("2d", { willReadFrequently: true }); // CPU rendering: no wait for shaders
     g.scale(dpr, dpr);
     if (!this.count) return;
     const cell = h / this.count, gap = cell > 8 ? 2 : 0, most = Math.max(...(this.unsure ?? [0])), least = Math.min(...(this.unsure ?? [0]));

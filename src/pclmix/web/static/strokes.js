@@ -1,12 +1,11 @@
-// The strokes of the open case: edits that can be undone, and saving what changed while one goes on drawing.
-// What could not be saved stays here and is tried again until it is.
-// A value is 0 where nothing is drawn, else class + 1; voxels are in native order.
+// The strokes of the open case: edits with undo, and saving of changes in the background. Failed saves are kept and
+// retried. Values are 0 where nothing is drawn, else class + 1; voxels are in native order.
 
 import { caseUrl, client, post, readStrokes } from "./api.js";
 
-const PAUSE = 250; // milliseconds after the last change before it is saved
-const MOST = 300; // edits that can be undone
-const AGAIN = [3000, 5000, 10000, 20000]; // milliseconds until the next try to save, the last for all further ones
+const PAUSE = 250; // ms between the last change and the save
+const MOST = 300; // maximum number of undo steps
+const AGAIN = [3000, 5000, 10000, 20000]; // ms until the next retry; the last value repeats
 
 export class Strokes {
   constructor(events) {
@@ -37,7 +36,7 @@ export class Strokes {
   // Edits ----------------------------------------------------------------------------------------------------------
   begin(what = "strokes") { this.edit = { what, before: new Map(), after: new Map() }; }
 
-  // Change one voxel within the edit begun; returns whether it changed.
+  // Set one voxel within the current edit; returns whether it changed.
   set(index, value) {
     const old = this.labels[index];
     if (old === value) return false;
@@ -58,7 +57,7 @@ export class Strokes {
     return edit.after.keys();
   }
 
-  // Take back the edit begun.
+  // Cancel the current edit.
   cancel() {
     const edit = this.edit;
     this.edit = null;
@@ -68,7 +67,7 @@ export class Strokes {
   undo() { this.travel(this.past, this.future, (e) => [e.after, e.before], "undo"); }
   redo() { this.travel(this.future, this.past, (e) => [e.before, e.after], "redo"); }
 
-  // Voxels that somebody else changed in the meantime keep what they have.
+  // Voxels changed elsewhere since are left as they are.
   travel(from, to, sides, what) {
     if (this.edit || !from.length) return;
     const edit = from.pop();
@@ -131,14 +130,14 @@ export class Strokes {
     }
   }
 
-  // The case was removed from the dataset: there is nowhere to save to, and one must be able to leave.
+  // The case was removed from the dataset: nothing can be saved, and leaving it must be possible.
   lose(problem) {
     this.clear();
     this.events.status("Not saved", "bad");
     this.events.failed({ message: problem.message, lost: true });
   }
 
-  // What could not be saved is kept and tried again.
+  // Keep unsaved changes and retry later.
   later(problem) {
     this.failed = true;
     this.events.status("Not saved", "bad");
@@ -147,9 +146,9 @@ export class Strokes {
     this.timer = setTimeout(() => this.save(), AGAIN[Math.min(this.tried++, AGAIN.length - 1)]);
   }
 
-  // Somebody else saved first: the user says whether to keep both or to take theirs.
+  // Conflict with another save: the user chooses to keep both or to use theirs.
   async settle() {
-    this.events.status("Changed in another window", "wait");
+    this.events.status("Changed elsewhere", "wait");
     const choice = await this.events.conflict();
     const found = await readStrokes(this.name);
     Object.assign(this, found);
@@ -166,7 +165,7 @@ export class Strokes {
     this.events.replaced();
   }
 
-  // Another window saved while nothing waits here: take what it has.
+  // Another window saved, and nothing is unsaved here: load its version.
   async follow(version) {
     if (version === this.version || this.unsaved || this.edit) return false;
     const name = this.name, found = await readStrokes(name);

@@ -1,4 +1,4 @@
-// The panel "View": window and level with presets, channels, planes, which side is left, how strong strokes are shown.
+// The panel "View": window and level with presets, channel, planes, left-right convention, opacity of strokes.
 
 import { make } from "./dialogs.js";
 import { keep, kept } from "./first.js";
@@ -42,11 +42,11 @@ export class View {
 
   get modality() { return this.channel === COLOUR ? COLOUR : this.dataset.channels[this.channel]; }
 
-  // Another image is on the screen. The window chosen for this kind of image is kept, unless it fits the image.
+  // A new image is shown. The preset chosen for its modality is applied again.
   opened() {
     const { viewer } = this, { intensity } = viewer;
     this.presets = intensity.presets(this.modality);
-    this.preset.replaceChildren(...this.presets.map(([name]) => new Option(name, name)), new Option("Own", "Own", false, false));
+    this.preset.replaceChildren(...this.presets.map(([name]) => new Option(name, name)), new Option("Custom", "Custom", false, false));
     const [low, high] = intensity.full, span = high - low || 1;
     Object.assign(this.levelRange, { min: low, max: high });
     Object.assign(this.widthRange, { min: span / 500, max: Math.max(span, intensity.width) });
@@ -85,10 +85,10 @@ export class View {
   set(level, width) {
     if (!(width > 0)) { this.show(this.preset.value); return; }
     this.viewer.intensity.set(level, width);
-    this.show("Own");
+    this.show("Custom");
   }
 
-  // Dragged with the right button: up is brighter, to the right is less contrast.
+  // Drag with the right button: up is brighter, right is less contrast.
   drag(dx, dy) {
     const { level, width } = this.viewer.intensity;
     this.set(level + (dy * width) / 300, width * Math.exp(dx / 200));

@@ -1,4 +1,4 @@
-// NiiVue, reduced to what the workbench needs: one volume in one plane or three, maps over it, voxels under the pointer.
+// Wrapper of NiiVue: one volume in one or three planes, overlays, voxels under the pointer.
 
 import { Niivue, NVImage } from "./vendor/niivue.js";
 import { Grid } from "./grid.js";
@@ -31,7 +31,7 @@ export class Viewer {
     new ResizeObserver(() => { this.arrange(); }).observe(this.canvas);
   }
 
-  // A plane fills its box: what is beside the image at first is there for an image that is zoomed in.
+  // Let each plane fill its box, so that a zoomed image uses the space beside it.
   fillBoxes() {
     const { nv } = this, tight = nv.screenFieldOfViewExtendedVox.bind(nv);
     nv.calculateWidthHeight = (type, scale, width, height) => [width, height];
@@ -65,10 +65,10 @@ export class Viewer {
     this.arrange();
   }
 
-  // Where one looks ------------------------------------------------------------------------------------------------
+  // Navigation ----------------------------------------------------------------------------------------------------
   get slice() { return this.cross[2]; }
 
-  // Whether the other two planes show more than a line or two.
+  // Whether the volume has enough slices for the other two planes.
   get hasDepth() { return Boolean(this.grid) && this.grid.slices > 3; }
 
   set planes(three) { this.three = three; this.arrange(); }
@@ -99,7 +99,7 @@ export class Viewer {
     this.draw();
   }
 
-  // Slices of the plane across RAS axis `depth` go up by `by`.
+  // Scroll by `by` slices along RAS axis `depth`.
   scroll(depth, by) {
     const next = [...this.cross];
     next[this.grid.axis[depth]] += by;
@@ -114,7 +114,7 @@ export class Viewer {
 
   pan2D(pan) { this.nv.scene.pan2Dxyzmm = pan; this.draw(); }
 
-  // Zoom by a factor; what is under the point stays there.
+  // Zoom by a factor around a point.
   zoom(factor, x, y) {
     const plane = this.at(x, y), pan = [...this.nv.scene.pan2Dxyzmm];
     if (!plane) return;
@@ -131,13 +131,13 @@ export class Viewer {
     if (plane) this.shift(plane.fraction(x - dx, y - dy), plane.fraction(x, y));
   }
 
-  shift(before, after) { // move the scene so that what was at `after` comes to lie at `before`'s place
+  shift(before, after) { // pan so that the point at `after` moves to `before`
     const a = this.nv.frac2mm(before), b = this.nv.frac2mm(after), pan = [...this.nv.scene.pan2Dxyzmm];
-    for (let i = 0; i < 3; i++) pan[i] += (b[i] - a[i]) * pan[3]; // the viewer moves first and zooms then
+    for (let i = 0; i < 3; i++) pan[i] += (b[i] - a[i]) * pan[3]; // the viewer pans before it zooms
     this.pan2D(pan);
   }
 
-  // Bring a voxel to the middle of every plane, at least `zoom` times as large as fitted.
+  // Centre a voxel in every plane, with at least the given zoom.
   centre(voxel, zoom = 1) {
     this.look(voxel);
     const factor = Math.max(zoom, this.zoomed), at = this.nv.frac2mm(this.nv.scene.crosshairPos), middle = this.nv.frac2mm([0.5, 0.5, 0.5]);
@@ -147,14 +147,14 @@ export class Viewer {
   // Planes and voxels ----------------------------------------------------------------------------------------------
   get tiles() {
     if (!this.grid) return [];
-    const drawn = this.nv.screenSlices ?? []; // made anew whenever the scene is drawn
+    const drawn = this.nv.screenSlices ?? []; // a new array on every draw
     if (this.drawn !== drawn) [this.drawn, this.shown] = [drawn, drawn.map((tile, number) => new Plane(this, number, tile))];
     return this.shown;
   }
 
   at(x, y) { return this.tiles.find((plane) => plane.contains(x, y)); }
 
-  // Position of a native voxel's centre in millimetres, right, anterior and superior of the origin.
+  // RAS position of the centre of a native voxel in mm.
   millimetres(voxel) {
     const { affine } = this.volume.hdr;
     return [0, 1, 2].map((row) => affine[row][0] * voxel[0] + affine[row][1] * voxel[1] + affine[row][2] * voxel[2] + affine[row][3]);
