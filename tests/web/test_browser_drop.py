@@ -60,4 +60,4 @@ def test_dropped_dicom_folder_can_be_annotated(tmp_path, serve, open_page, slice
     for saved in ("labelsTr/SE01.nii.gz", "imagesTr/SE01_0000.nii.gz"):
         np.testing.assert_allclose(nib.load(root / saved).affine @ [5, 7, 2, 1], [*slices.place(5, 7, 2), 1], atol=1e-3)
     drop(page, scan)
-    page.get_by_text("there already as SE01").wait_for()
+    page.get_by_text("exists already as SE01").wait_for()

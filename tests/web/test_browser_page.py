@@ -144,7 +144,7 @@ def test_failed_save_is_shown_until_resolved(dataset, serve, open_page):
     page.unroute("**/case1/strokes")
     page.route("**/case1/strokes", lambda route: route.abort() if route.request.method == "POST" else route.continue_())
     notice.get_by_role("button").click()
-    notice.filter(has_text="does not answer").wait_for()
+    notice.filter(has_text="does not respond").wait_for()
     page.unroute("**/case1/strokes")
     notice.get_by_role("button").click()
     notice.wait_for(state="hidden")

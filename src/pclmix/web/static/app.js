@@ -71,7 +71,7 @@ class Workbench {
     keys(this);
     await this.open(opened, asked.slice);
     this.learn = new Learn($("learn"), {
-      current: () => this.name, all: () => this.list.cases.map((c) => c.name), flush: () => this.strokes.flush(),
+      picture: this.dataset.picture, current: () => this.name, all: () => this.list.cases.map((c) => c.name), flush: () => this.strokes.flush(),
       predicted: (cases) => this.predicted(cases),
     });
     this.list.setProgress(await get("progress"));

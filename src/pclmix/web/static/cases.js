@@ -70,7 +70,7 @@ export class CaseList {
     if (rows.length !== list.children.length || rows.some((row, i) => row !== list.children[i])) list.replaceChildren(...rows);
     const drawn = this.cases.filter((c) => this.drawn(c.name) > 0).length;
     const predicted = this.cases.filter((c) => c.predictions.length).length;
-    $("totals").textContent = `${this.cases.length} case${this.cases.length === 1 ? "" : "s"} · ${drawn} with strokes · ${predicted} predicted`;
+    $("totals").textContent = `${this.cases.length} case${this.cases.length === 1 ? "" : "s"} · ${drawn} drawn · ${predicted} predicted`;
   }
 
   known(c) {

@@ -18,7 +18,7 @@ export function clock(seconds) {
 
 export class Learn {
   constructor(box, context) {
-    this.context = context; // current() -> case, all() -> cases, flush(), predicted(cases)
+    this.context = context; // picture, current() -> case, all() -> cases, flush(), predicted(cases)
     this.job = null;
     this.runs = [];
     this.seen = 0;
@@ -101,7 +101,7 @@ export class Learn {
   render() {
     const job = this.job;
     if (!job) {
-      this.state.replaceChildren(make("p", { className: "faint" }, "Draw strokes of every class in a few slices, then train."));
+      this.state.replaceChildren(make("p", { className: "faint" }, `Draw strokes of every class in a few ${this.context.picture ? "images" : "slices"}, then train.`));
       return;
     }
     const parts = [make("p", { id: "job-text" }, this.words(job))];
