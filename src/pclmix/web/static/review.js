@@ -13,7 +13,7 @@ export class Review {
     this.at = -1;
     this.on = { prediction: true, unsure: false, difference: false };
     const { prediction, difference } = context.viewer.layers.strength;
-    this.strength = { unsure: 0.55, prediction, difference };
+    this.strength = { unsure: 0.4, prediction, difference };
     this.render();
   }
 

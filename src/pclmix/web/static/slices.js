@@ -71,8 +71,8 @@ export class SliceStrip {
       const bar = Math.min(6, 26 / Math.max(1, present.length));
       present.forEach(([own], i) => {
         g.fillStyle = own;
-        if (cell > 14) { g.beginPath(); g.arc(w - 28 + (i % 3) * 8, y + cell / 2 + (Math.floor(i / 3) - (present.length > 3 ? 0.5 : 0)) * 8, 3, 0, 7); g.fill(); }
-        else g.fillRect(w - 36 + i * bar, y + gap / 2, bar - 1, Math.max(1, cell - gap));
+        if (cell > 14) { g.beginPath(); g.arc(w - 31 + (i % 3) * 8, y + cell / 2 + (Math.floor(i / 3) - (present.length > 3 ? 0.5 : 0)) * 8, 3, 0, 7); g.fill(); }
+        else g.fillRect(w - 38 + i * bar, y + gap / 2, bar - 1, Math.max(1, cell - gap));
       });
       const every = Math.ceil(16 / cell);
       if (z === this.current || (z % every === 0 && Math.abs(z - this.current) * cell > 14)) {
