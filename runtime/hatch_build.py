@@ -34,7 +34,6 @@ SHARED = (
     "data/preprocess.py",
     "data/splits.py",
     "inference/__init__.py",
-    "inference/case.py",
     "inference/files.py",
     "inference/inputs.py",
     "inference/onnx.py",

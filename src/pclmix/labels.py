@@ -145,3 +145,13 @@ def palette(count: int) -> Sequence[str]:
         r, g, b = colorsys.hsv_to_rgb((k * 0.381966) % 1.0, 0.65, 0.9)
         extra.append(f"#{round(r * 255):02x}{round(g * 255):02x}{round(b * 255):02x}")
     return [*COLOURS, *extra][:count]
+
+
+def snap_labels(labels: Labels) -> str:
+    """Names and colours as an ITK-SNAP label description, which 3D Slicer and others read too."""
+    lines = ["# ITK-SnAP Label Description File", "# IDX  -R-  -G-  -B-  -A--  VIS MSH  LABEL"]
+    for k, (name, colour) in enumerate(zip(labels.names, labels.colours(), strict=True)):
+        r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        shown = int(k > 0)
+        lines.append(f'{k:5d} {r:5d} {g:4d} {b:4d} {shown:8d} {shown:4d} {shown:3d}    "{name}"')
+    return "\n".join(lines) + "\n"

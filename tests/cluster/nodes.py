@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
-RAY = Path(sys.executable).with_name("ray")
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
 def private_mounts() -> bool:
@@ -55,7 +55,7 @@ class TwoNodes:
         where = ["--head", f"--port={self.port}", "--node-ip-address=127.0.0.2", "--include-dashboard=false"]
         if name != "head":
             where = [f"--address={self.address}", "--node-ip-address=127.0.0.3"]
-        command = [str(RAY), "start", "--block", *where, "--num-cpus=1", "--object-store-memory=90000000"]
+        command = [*RAY, "start", "--block", *where, "--num-cpus=1", "--object-store-memory=90000000"]
         command += [f"--temp-dir={self.temp}"] if name == "head" else []
         if name != "head" and private_mounts():
             # In a mount namespace of its own, an empty folder lies over `hidden`.

@@ -302,7 +302,7 @@ def test_a_huge_volume_is_streamed(exports: dict[str, Path], tmp_path: Path, mon
 
     tall = np.random.default_rng(0).integers(0, 255, (20, 20, 1500), dtype=np.uint8)
     nib.save(nib.Nifti1Image(tall, np.eye(4)), tmp_path / "tall.nii")
-    monkeypatch.setattr("pclmix.inference.case._PREPARED", 2**20)
+    monkeypatch.setattr("pclmix.inference.files._PREPARED", 2**20)
     predictor = load(exports["fp32"], batch=8)
     tracemalloc.start()
     predict_files(predictor, tmp_path / "tall.nii", tmp_path / "out.nii.gz").require_good()

@@ -13,8 +13,7 @@ from rich.console import Console
 from pclmix.cluster.engine import ClusterOptions, LostError, Node, Resources
 from pclmix.errors import PclmixError
 from pclmix.studies import execute
-from pclmix.studies.plan import Run, Settings, Study
-from pclmix.studies.record import Record
+from pclmix.studies.plan import Record, Run, Settings, Study
 from pclmix.studies.work import Order
 
 RUNS = [Run(f"fold{fold}", fold, Settings("pce", "tiny")) for fold in (1, 2, 3)]

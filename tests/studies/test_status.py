@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from pclmix.errors import PclmixError
-from pclmix.studies.plan import Run, Settings, Study, read_study
-from pclmix.studies.record import Record, is_done, read_record, write_record
+from pclmix.studies.plan import Record, Run, Settings, Study, is_done, read_record, read_study, write_record
 from pclmix.studies.status import Follower, State, read_states, render, time_left
 
 SETTINGS = Settings("pce", "tiny", ("engine.iterations=10",))

@@ -12,9 +12,8 @@ from pclmix.config import load_config
 from pclmix.errors import PclmixError
 from pclmix.methods.base import build_params, find_method
 from pclmix.studies import study
-from pclmix.studies.ablation import ABLATION
 from pclmix.studies.plan import Settings
-from pclmix.studies.sweep import sweep_variants
+from pclmix.studies.study import ABLATION, sweep_variants
 from pclmix.synth.phantom import make_phantom
 
 

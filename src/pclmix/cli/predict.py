@@ -10,7 +10,7 @@ import typer
 from pclmix.cli import app, options
 
 if TYPE_CHECKING:
-    from pclmix.inference.case import Also
+    from pclmix.inference.files import Also
 
 
 @app.command(epilog="Example: pclmix predict run1 data/acdc run1/predictions --fold 1 --tta flip")
@@ -69,7 +69,7 @@ def predict(
         if cluster is not None:
             from pclmix.cluster.engine import ClusterOptions
             from pclmix.cluster.predict import predict_on_cluster
-            from pclmix.inference.case import Choices
+            from pclmix.inference.files import Choices
 
             outcome = predict_on_cluster(
                 model,

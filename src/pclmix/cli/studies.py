@@ -107,8 +107,8 @@ def ablate(
     The same command continues where it stopped. DIR/comparison gets the table and plots.
     """
     from pclmix.cluster.engine import ClusterOptions
-    from pclmix.studies.ablation import ABLATION
     from pclmix.studies.plan import Settings
+    from pclmix.studies.study import ABLATION
 
     settings = Settings("pclmix", recipe, tuple(options.settings(overrides, iterations=iterations, seed=seed)))
     _run("ablate", dataset, out, ABLATION, settings, folds, device, ClusterOptions(cluster, cores, gpus))
@@ -138,7 +138,7 @@ def sweep(
     from pclmix.cluster.engine import ClusterOptions
     from pclmix.errors import PclmixError
     from pclmix.studies.plan import Settings
-    from pclmix.studies.sweep import METHOD, sweep_variants
+    from pclmix.studies.study import METHOD, sweep_variants
 
     variants = sweep_variants(grid)
     if method is not None and any(variant.method for variant in variants):

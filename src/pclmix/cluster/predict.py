@@ -12,8 +12,7 @@ from pclmix.cluster import carry
 from pclmix.cluster.engine import Cluster, ClusterOptions, LostError, Resources, connect
 from pclmix.cluster.worker import THREADS, Model, Reply, Worker, content_key, content_of, model_files, size_of
 from pclmix.errors import PclmixError
-from pclmix.inference.case import Choices
-from pclmix.inference.files import Archive, Outcome, Progress
+from pclmix.inference.files import Archive, Choices, Outcome, Progress
 from pclmix.inference.inputs import Job
 
 AHEAD = THREADS + 1  #: cases that a worker has at a time: those it works on and the next

@@ -13,7 +13,7 @@ from typing import Any
 from pclmix.cluster import carry
 from pclmix.errors import PclmixError
 from pclmix.inference import load
-from pclmix.inference.case import CaseWork, Choices
+from pclmix.inference.files import CaseWork, Choices
 from pclmix.inference.inputs import Job
 from pclmix.inference.predictor import About
 from pclmix.io.volume import stem_of

@@ -14,11 +14,9 @@ from pclmix.cluster import carry
 from pclmix.cluster.engine import Cluster, ClusterOptions, LostError, Resources, connect
 from pclmix.config import load_config
 from pclmix.errors import PclmixError
-from pclmix.studies.node import on_node
-from pclmix.studies.plan import Run, Study
-from pclmix.studies.record import is_done
+from pclmix.studies.plan import Run, Study, is_done
 from pclmix.studies.status import LiveTable
-from pclmix.studies.work import LOG, Order, Places, perform
+from pclmix.studies.work import LOG, Order, Places, on_node, perform
 
 ATTEMPTS = 4  #: at a run whose worker or node is lost each time
 STOP_SECONDS = 120.0  #: for runs that were told to save and stop

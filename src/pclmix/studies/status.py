@@ -19,8 +19,7 @@ from rich.table import Table
 from pclmix.config import planned_steps
 from pclmix.errors import PclmixError
 from pclmix.io.files import read_json
-from pclmix.studies.plan import EVALUATION, Run, Study
-from pclmix.studies.record import Record, is_done, read_record
+from pclmix.studies.plan import EVALUATION, Record, Run, Study, is_done, read_record
 from pclmix.training.log import METRICS, read_config
 
 SILENT = 60.0  #: seconds without a sign of life after which a run is no longer called running

@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from pclmix import __version__
 from pclmix.config import recipe_names
 from pclmix.errors import PclmixError
+from pclmix.labels import snap_labels
 from pclmix.web import series
 from pclmix.web.answers import image_answer, json_answer, map_answer, zip_answer
 from pclmix.web.archives import dataset_files, prediction_files, stream_zip
@@ -116,8 +117,6 @@ def _dataset_routes(bench: Bench) -> APIRouter:
         files = prediction_files(bench.workspace)
         if not files:
             raise UnknownError("there are no predictions yet; train and predict first")
-        from pclmix.inference.files import snap_labels  # imports torch, which nothing else here needs
-
         texts = {"predictions/labels.txt": snap_labels(bench.workspace.dataset.labels)}
         return zip_answer(stream_zip(files, texts), f"{bench.workspace.dataset.name}-predictions.zip")
 
