@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,8 @@ def pclmix(two_nodes: TwoNodes, tmp_path: Path) -> Callable[..., subprocess.Pope
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # Where the tests run in the background, Ctrl-C would be ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     return start

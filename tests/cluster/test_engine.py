@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pclmix.cluster.engine import Cluster, ClusterOptions, Node, Resources, connect
+from pclmix.cluster.engine import Cluster, ClusterOptions, Node, Resources, connect, own_cluster
 from pclmix.errors import PclmixError
 
 
@@ -75,6 +76,38 @@ def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
 def test_an_address_is_never_guessed(address: str) -> None:
     with pytest.raises(PclmixError, match="--cluster"), connect(address):
         pass
+
+
+def test_auto_is_the_environment_s_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert own_cluster() == "10.0.0.1:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
+    with pytest.raises(PclmixError, match="RAY_ADDRESS"):
+        own_cluster()
+
+
+def test_auto_is_this_user_s_cluster_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own `auto` joins any Ray of the host."""
+    pytest.importorskip("ray", reason="needs the extra 'cluster'")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with pytest.raises(PclmixError, match="--cluster auto"):
+        own_cluster()
+    noted = tmp_path / "ray" / "ray_current_cluster"
+    noted.parent.mkdir()
+    noted.write_text("127.0.0.1:6379\n")
+    assert own_cluster() == "127.0.0.1:6379"
+    noted.write_text("nothing like an address")
+    with pytest.raises(PclmixError, match="--cluster auto"):
+        own_cluster()
+    owner = noted.stat().st_uid
+    if owner == 0:  # the administrator's clusters are trusted
+        monkeypatch.setattr("os.getuid", lambda: 1000)
+        os.chown(noted, 1001, -1)
+    else:
+        monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    with pytest.raises(PclmixError, match="ray_current_cluster"):
+        own_cluster()
 
 
 def test_without_ray_the_message_names_the_extra(

@@ -23,7 +23,7 @@ Answer = Callable[[Order], Record]
 class Fake:
     """A cluster of one node whose tasks end at once as `answer` says."""
 
-    here = "0"
+    here, address = "0", "10.0.0.1:6379"
 
     def __init__(self, answer: Answer) -> None:
         self.answer, self.orders = answer, list[Order]()

@@ -84,6 +84,11 @@ class Cluster:
         self._remote: dict[Any, Any] = {}
 
     @property
+    def address(self) -> str:
+        """HOST:PORT of the cluster."""
+        return str(self._ray.get_runtime_context().gcs_address)
+
+    @property
     def here(self) -> str:
         """The node of this process, by its id."""
         return str(self._ray.get_runtime_context().get_node_id())
@@ -197,7 +202,7 @@ class Cluster:
 
 @contextmanager
 def connect(address: str) -> Iterator[Cluster]:
-    """Join the cluster at `address` (HOST:PORT), the one that Ray knows of (`auto`), or one of this host (`local`)."""
+    """Join the cluster at `address` (HOST:PORT), this user's own (`auto`), or start one of this host (`local`)."""
     require_address(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_AUTH_MODE" not in os.environ and _has_token():  # Ray's own commands do the same, its init does not
@@ -210,14 +215,13 @@ def connect(address: str) -> Iterator[Cluster]:
     if ray.is_initialized():  # the Python program that calls us has its own connection
         yield Cluster(ray)
         return
+    place = own_cluster() if address == AUTO else address
     try:
         # No dashboard; a cluster that somebody else started has its own or none.
-        place = {"include_dashboard": False} if address == LOCAL else {}
-        ray.init(address=address, namespace="pclmix", **place, **common)
+        more = {"include_dashboard": False} if address == LOCAL else {}
+        ray.init(address=place, namespace="pclmix", **more, **common)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        known = "no cluster is known to Ray here" if address == AUTO else f"no Ray cluster answers at {address}"
-        if address == LOCAL:
-            known = "Ray does not start"
+        known = "Ray does not start" if address == LOCAL else f"no Ray cluster answers at {place}"
         raise PclmixError(
             f"--cluster {address}: {known} ({_first_line(error)}); start one with `ray start --head`, give its "
             "HOST:PORT, and RAY_AUTH_MODE=token where it asks for a token"
@@ -230,9 +234,42 @@ def connect(address: str) -> Iterator[Cluster]:
 
 def require_address(address: str) -> None:
     """Refuse what is no address before Ray is imported."""
-    host, colon, port = address.rpartition(":")
-    if address not in (LOCAL, AUTO) and not (host and colon and port.isdigit() and "//" not in address):
+    if address not in (LOCAL, AUTO) and not _is_address(address):
         raise PclmixError(f"--cluster {address}: write local, auto or the HOST:PORT of a Ray cluster")
+
+
+def _is_address(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(host and colon and port.isdigit() and "//" not in text)
+
+
+def own_cluster() -> str:
+    """The HOST:PORT that `auto` stands for: RAY_ADDRESS, or what this user's last `ray start` here wrote down.
+
+    Ray's own `auto` would go on to join any Ray that runs on the host, whoever started it.
+    """
+    named = os.environ.get("RAY_ADDRESS", "")
+    if named:
+        if not _is_address(named):
+            raise PclmixError(f"--cluster auto: RAY_ADDRESS={named} is not the HOST:PORT of a Ray cluster")
+        return named
+    from ray._common.utils import get_ray_address_file
+
+    path = Path(get_ray_address_file(None))
+    try:
+        if hasattr(os, "getuid") and path.stat().st_uid not in (os.getuid(), 0):
+            raise PclmixError(
+                f"--cluster auto: {path} is another user's; give the HOST:PORT of the cluster if you trust it"
+            )
+        found = path.read_text(encoding="utf-8").strip()
+    except OSError:
+        found = ""
+    if not _is_address(found):
+        raise PclmixError(
+            "--cluster auto: no cluster is known to Ray here; start one with `ray start --head`, set RAY_ADDRESS, or "
+            "give its HOST:PORT"
+        )
+    return found
 
 
 def _has_token() -> bool:

@@ -83,10 +83,11 @@ class _OnCluster:
         self.key = carry.fingerprint(study.dataset)
 
     def execute(self, runs: Sequence[Run]) -> dict[str, str]:
-        self.cluster.require_ready(sorted({path for run in runs for path in _files_of(run)}))
+        self.cluster.require_ready(_files_of(runs))
         nodes = self.cluster.nodes()
         slots = sum(node.slots(self.resources) for node in nodes)
-        self._say(f"{len(runs)} runs on {len(nodes)} node(s), {slots} at a time, {self.resources} each")
+        where = f"{len(nodes)} node(s) of the cluster at {self.cluster.address}"
+        self._say(f"{len(runs)} runs on {where}, {slots} at a time, {self.resources} each")
         # On the node of this process, whose folders it reads and writes for nodes that cannot.
         depot = self.cluster.actor(
             carry.Depot, self.study.dataset, self.study.folder, resources=Resources(0), node=self.cluster.here
@@ -151,17 +152,20 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _files_of(run: Run) -> list[Path]:
-    """Files besides the dataset that a run reads: a recipe of the user's, weights to start from."""
-    recipe = run.settings.recipe
-    config = load_config(recipe, run.settings.method, run.settings.overrides)
-    named = [recipe] if recipe.endswith((".yaml", ".yml")) else []
-    named += [config.encoder.weights] if config.encoder.weights not in ("none", "imagenet") else []
-    return [Path(name) for name in named]
+def _files_of(runs: Sequence[Run]) -> list[Path]:
+    """Files besides the dataset that runs read: recipes of the user's, weights to start from."""
+    found = set()
+    for settings in {run.settings for run in runs}:
+        recipe, weights = (
+            settings.recipe,
+            load_config(settings.recipe, settings.method, settings.overrides).encoder.weights,
+        )
+        found |= {recipe} if recipe.endswith((".yaml", ".yml")) else set()
+        found |= {weights} if weights not in ("none", "imagenet") else set()
+    return [Path(name) for name in sorted(found)]
 
 
 def _require_absolute(runs: Sequence[Run]) -> None:
-    for run in runs:
-        for path in _files_of(run):
-            if not path.is_absolute():
-                raise PclmixError(f"{path}: with --cluster write the whole path; nodes have other working folders")
+    for path in _files_of(runs):
+        if not path.is_absolute():
+            raise PclmixError(f"{path}: with --cluster write the whole path; nodes have other working folders")
