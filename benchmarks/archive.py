@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from pclmix.cluster.worker import model_files
 from pclmix.data.dataset import Dataset
 from pclmix.synth.phantom import make_phantom
 
@@ -144,6 +145,7 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
         "slices_per_volume": slices,
         "bytes_read_per_volume": round(read),
         "bytes_written_per_volume": round(written),
+        "bytes_of_model": sum(path.stat().st_size for path in model_files(args.model)),
         "configurations": found,
         **derived,
     }

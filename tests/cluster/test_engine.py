@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,19 @@ def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("address", ["", "host", "host:", ":6379", "host:port", "ray://host:10001", "http://h:1"])
 def test_an_address_is_never_guessed(address: str) -> None:
     with pytest.raises(PclmixError, match="--cluster"), connect(address):
+        pass
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
+    pytest.importorskip("ray", reason="needs the extra 'cluster'")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound and not listening
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(PclmixError, match=address), connect(address):
+            pass
+        assert time.monotonic() - began < 20  # Ray alone takes two minutes
+    with pytest.raises(PclmixError, match=r"127\.0\.0\.1:99999"), connect("127.0.0.1:99999"):
         pass
 
 

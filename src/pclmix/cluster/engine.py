@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pclmix.errors import PclmixError, need_extra
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_SECONDS = 60.0  #: for a node to answer the first question
+ANSWER_SECONDS = 10.0  #: for an address to accept a connection
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,8 @@ def connect(address: str) -> Iterator[Cluster]:
         yield Cluster(ray)
         return
     place = own_cluster() if address == AUTO else address
+    if address != LOCAL:
+        _require_answer(place, address)
     try:
         # No dashboard; a cluster that somebody else started has its own or none.
         more = {"include_dashboard": False} if address == LOCAL else {}
@@ -236,6 +240,18 @@ def require_address(address: str) -> None:
     """Refuse what is no address before Ray is imported."""
     if address not in (LOCAL, AUTO) and not _is_address(address):
         raise PclmixError(f"--cluster {address}: write local, auto or the HOST:PORT of a Ray cluster")
+
+
+def _require_answer(place: str, address: str) -> None:
+    """Refuse at once an address at which nothing listens: Ray would try for minutes and write warnings."""
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise PclmixError(
+            f"--cluster {address}: nothing answers at {place} ({error}); start a cluster with `ray start --head`, or "
+            "correct the address"
+        ) from error
 
 
 def _is_address(text: str) -> bool:
