@@ -85,7 +85,7 @@ def study(tasks: int, slots: int, faster: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w", encoding="utf-8") as nowhere, cluster(slots):
         make_phantom(Path(name) / "data", 2)
         runs = tuple(Run(f"run{k}", 1, Settings("pce", "tiny")) for k in range(tasks))
-        of = Study(Path(name) / "study", "sweep", Path(name) / "data", runs).begin()
+        of = Study(Path(name) / "study", "sweep", Path(name) / "data", runs)
         began = time.time()
         failed = execute.execute(of, runs, execute.ANY, LOCAL, Console(file=nowhere))
         ended = time.time()

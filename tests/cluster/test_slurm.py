@@ -98,14 +98,25 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_two_nodes_train_one_run_as_two_processes_of_one_node_do(
+COMMON = ("--recipe", "tiny", "--method", "pce", "--device", "cpu", "engine.iterations=3")
+
+
+def test_two_nodes_train_one_run(
     sbatch: Callable[..., subprocess.Popen[str]], phantom_dataset: Path, tmp_path: Path
 ) -> None:
-    common = ("--recipe", "tiny", "--method", "pce", "--device", "cpu", "engine.iterations=3")
-    code, output = finish(sbatch(phantom_dataset, "--out", tmp_path / "job", *common))
+    code, output = finish(sbatch(phantom_dataset, "--out", tmp_path / "run", *COMMON))
     assert code == 0, output
-    assert state(tmp_path / "job")["status"] == "finished"
-    command = [sys.executable, "-m", "pclmix", "train", phantom_dataset, "--out", tmp_path / "node", *common]
+    assert state(tmp_path / "run")["status"] == "finished"
+    assert len(torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["random"]) == 2  # of each rank
+
+
+@pytest.mark.slow
+def test_two_nodes_equal_two_processes_of_one_node(
+    sbatch: Callable[..., subprocess.Popen[str]], phantom_dataset: Path, tmp_path: Path
+) -> None:
+    code, output = finish(sbatch(phantom_dataset, "--out", tmp_path / "job", *COMMON))
+    assert code == 0, output
+    command = [sys.executable, "-m", "pclmix", "train", phantom_dataset, "--out", tmp_path / "node", *COMMON]
     subprocess.run([*map(str, command), "--devices", "2"], check=True, capture_output=True, timeout=240)
     one, other = weights(tmp_path / "job"), weights(tmp_path / "node")
     assert all(torch.equal(one[name], other[name]) for name in other)

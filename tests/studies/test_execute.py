@@ -55,7 +55,7 @@ def go(study: Path, dataset: Path, answer: Answer, runs: list[Run] = RUNS) -> tu
     fake, shown = Fake(answer), io.StringIO()
     console = Console(file=shown, width=200)
     driver = execute._OnCluster(
-        Study(study, "crossval", dataset, tuple(runs)),
+        Study(study / "study", "crossval", dataset, tuple(runs)),
         execute.ANY,
         ClusterOptions("auto"),
         fake,

@@ -75,7 +75,7 @@ def cross_validate(
     chosen = check_folds(data, folds)
     check_settings(settings)
     runs = tuple(Run(f"fold{fold}", fold, settings) for fold in chosen)
-    study = Study(out, "crossval", dataset, runs).begin()
+    study = Study(out, "crossval", dataset, runs)
     failed = execute(study, runs, devices, cluster, console)
     require_none(failed, len(runs))
     return summarise(data, out)

@@ -37,7 +37,11 @@ ANY = Devices()
 def execute(
     study: Study, runs: Sequence[Run], devices: Devices, options: ClusterOptions, console: Console
 ) -> dict[str, str]:
-    """Do the runs that are not done; the reasons of those that failed, by name. KeyboardInterrupt when stopped."""
+    """Do the runs that are not done; the reasons of those that failed, by name. KeyboardInterrupt when stopped.
+
+    The study is written when nothing is left to refuse: a cluster that does not answer leaves no folder behind.
+    """
+    study.earlier()
     todo = []
     for run in runs:
         if is_done(study.place(run)):
@@ -45,9 +49,10 @@ def execute(
         else:
             todo.append(run)
     if not todo:
+        study.begin()
         return {}
     if options.address is None:
-        return _in_turn(study, todo, devices, options, console)
+        return _in_turn(study.begin(), todo, devices, options, console)
     _require_absolute(todo)
     with connect(options.address) as cluster:
         return _OnCluster(study, devices, options, cluster, console).execute(todo)
@@ -84,6 +89,7 @@ class _OnCluster:
 
     def execute(self, runs: Sequence[Run]) -> dict[str, str]:
         self.cluster.require_ready(_files_of(runs))
+        self.study = self.study.begin()
         nodes = self.cluster.nodes()
         slots = sum(node.slots(self.resources) for node in nodes)
         where = f"{len(nodes)} node(s) of the cluster at {self.cluster.address}"

@@ -75,18 +75,23 @@ class Study:
     def place(self, run: Run) -> Path:
         return self.folder / run.folder
 
-    def begin(self) -> Study:
-        """Write study.json and README.txt; an earlier study in the folder must agree, and its runs are kept."""
+    def earlier(self) -> Study | None:
+        """The study that this one continues, None where it is new. Refused where they differ; nothing is written."""
         folder = self.folder
         if folder.is_file():
             raise PclmixError(f"{folder} is a file; --out is the folder for the runs")
-        path = folder / STUDY
-        if not path.is_file():
+        known = (folder / STUDY).is_file()
+        if not known:
             refuse_existing(folder)
         require_writable(folder)
-        earlier = read_study(folder) if path.is_file() else None
+        earlier = read_study(folder) if known else None
         if earlier is not None:
             _require_same(earlier, self)
+        return earlier
+
+    def begin(self) -> Study:
+        """Write study.json and README.txt; the runs of an earlier study in the folder are kept."""
+        folder, earlier = self.folder, self.earlier()
         kept = {run.folder: run for run in (earlier.runs if earlier is not None else ())}
         kept.update({run.folder: run for run in self.runs})
         words = [Path(sys.argv[0]).name.replace("__main__.py", "pclmix"), *sys.argv[1:]]
@@ -104,7 +109,7 @@ class Study:
                 for run in kept.values()
             },
         }
-        write_json(path, content)
+        write_json(folder / STUDY, content)
         with atomic_path(folder / README) as temporary:
             temporary.write_text(_readme(content), encoding="utf-8")
         return read_study(folder)

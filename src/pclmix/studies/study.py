@@ -63,7 +63,7 @@ def run_study(
         own = variant.settings(settings)
         check_settings(own)
         todo += [Run(f"{variant.folder}/fold{fold}", fold, own, variant.name) for fold in chosen]
-    study = Study(out, kind, dataset, tuple(todo)).begin()
+    study = Study(out, kind, dataset, tuple(todo))
     failed = execute(study, todo, devices, cluster, console)
     for variant in variants:
         summarise(data, out / variant.folder)
