@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pclmix.data.store import Store
+from pclmix.labels import IGNORE
 from pclmix.training import feed as module
 from pclmix.training.feed import Feed
 
@@ -63,6 +64,26 @@ def test_a_feed_begun_anywhere_goes_on_the_same(monkeypatch: pytest.MonkeyPatch,
     assert [t.data_ptr() for t in (whole.image, whole.label, whole.index)] == buffers
     assert whole.image.dtype == torch.float32
     assert whole.label.dtype == torch.int64
+
+
+@given(drawn=st.integers(1, 30), count=st.integers(30, 200), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_few_labelled_slices_fill_half_of_the_batches(drawn: int, count: int, seed: int) -> None:
+    store = make_store(count)
+    store.labels[drawn:] = IGNORE
+    feed = Feed(store, 1, seed, CPU)
+    epoch = len(feed.turns)
+    order = np.array([feed.places(step)[0] for step in range(epoch)])
+    assert set(order) == set(range(count)), "unlabelled slices take part too"
+    assert (order < drawn).mean() >= 0.4
+    if drawn < count / 3:
+        assert (order < drawn).mean() <= 0.6
+
+
+def test_slices_without_any_label_are_shown_once() -> None:
+    store = make_store(5)
+    store.labels[:] = IGNORE
+    assert Feed(store, 5, 0, CPU).turns.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_seeds_give_other_orders() -> None:

@@ -1,18 +1,23 @@
 """Slices to the device, in an order that is a function of the seed and the step alone.
 
 The order is an endless chain of permutations; step t takes the next `batch` places, rank r its own part of them.
-Nothing has to be saved for a resume to go on at the same place.
+Nothing has to be saved for a resume to go on at the same place. Where fewer than half of the slices have a label, each
+permutation holds the labelled ones several times, so that they fill about half of a batch: after a first drawing of
+four slices in a volume of forty, most batches would teach nothing otherwise.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pclmix.data.patches import Crops
 from pclmix.data.store import Store
+from pclmix.labels import IGNORE
 
+Places = npt.NDArray[np.int64]
 _STEPS_AHEAD = 1024  # indices are sent to the device for this many steps at a time
 
 
@@ -34,7 +39,7 @@ class Feed:
     ) -> None:
         self.batch, self.seed, self.rank, self.world, self.device = batch, seed, rank, world, device
         own = batch // world
-        self.count, self.maps = len(store), store.maps
+        self.turns, self.maps = _turns(store), store.maps
         side = patch or store.images.shape[2:]
         self.image = torch.zeros(own, store.images.shape[1], *side, device=device)
         self.label = torch.zeros(own, store.labels.shape[1], *side, dtype=torch.int64, device=device)
@@ -64,7 +69,7 @@ class Feed:
             self.image.copy_(torch.from_numpy(self._store.images[chosen]), non_blocking=True)
             self.label.copy_(torch.from_numpy(self._store.labels[chosen]), non_blocking=True)
 
-    def _fill_crops(self, step: int, chosen: np.ndarray[tuple[int], np.dtype[np.int64]], crops: Crops) -> None:
+    def _fill_crops(self, step: int, chosen: Places, crops: Crops) -> None:
         own, (h, w) = self.batch // self.world, crops.patch
         for row, index in enumerate(chosen.tolist()):
             top, left = crops.corner(index, step * self.batch + self.rank * own + row)
@@ -72,16 +77,29 @@ class Feed:
             self.image[row].copy_(torch.from_numpy(self._store.images[part].copy()), non_blocking=True)
             self.label[row].copy_(torch.from_numpy(self._store.labels[part].copy()), non_blocking=True)
 
-    def places(self, step: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def places(self, step: int) -> Places:
         """The store positions this rank trains on at `step`."""
         own = self.batch // self.world
         first = step * self.batch + self.rank * own
         positions = np.arange(first, first + own)
-        epochs = positions // self.count
-        permutations = {
-            e: np.random.default_rng([self.seed, int(e)]).permutation(self.count) for e in np.unique(epochs)
-        }
-        return np.array([permutations[e][p % self.count] for e, p in zip(epochs, positions, strict=True)])
+        count = len(self.turns)
+        epochs = positions // count
+        permutations = {e: np.random.default_rng([self.seed, int(e)]).permutation(count) for e in np.unique(epochs)}
+        chosen = [permutations[e][p % count] for e, p in zip(epochs, positions, strict=True)]
+        places: Places = self.turns[chosen]
+        return places
+
+
+def _turns(store: Store) -> Places:
+    """The slices of one permutation: each once, and labelled ones again where they are fewer than the others."""
+    everything, labelled = np.arange(len(store)), np.flatnonzero(_labelled(store))
+    others = len(store) - len(labelled)
+    return np.concatenate([everything, *[labelled] * (round(others / max(1, len(labelled))) - 1)])
+
+
+def _labelled(store: Store) -> npt.NDArray[np.bool_]:
+    """Which slices have a label in any pixel; read slice by slice, for the store may be larger than memory."""
+    return np.fromiter((label[0].max() > IGNORE for label in store.labels), bool, len(store))
 
 
 def _resident(store: Store, device: torch.device) -> tuple[Tensor, Tensor] | None:
