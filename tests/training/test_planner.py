@@ -17,10 +17,12 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.survey import Survey, survey
 from pclmix.errors import PclmixError
 from pclmix.methods.base import require_fitting
+from pclmix.training import timing
+from pclmix.training.auto import plan_dataset
 from pclmix.training.planner import CLOSE, ENLARGE, SIDE, Device, fitting_size, make_data_plan
 from pclmix.training.timing import pixels_per_second
 
-CPU, GPU = Device("cpu"), Device("cuda", 139.0 * 2**30)
+CPU, GPU = Device("cpu", bf16=False), Device("cuda", 139.0 * 2**30)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,17 @@ def test_a_ring_that_strokes_show_is_used_and_can_be_refused(looked: Survey) -> 
 def test_minutes_must_be_a_number_above_0(looked: Survey, minutes: float) -> None:
     with pytest.raises(PclmixError, match="minutes"):
         make_data_plan(looked, CPU, minutes)
+
+
+@pytest.mark.parametrize(("half", "expected"), [(1.5, "bf16"), (1.05, "32"), (0.2, "32")])
+def test_a_cpu_uses_bf16_only_where_it_is_faster(
+    half: float, expected: str, phantom_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {"32": 200_000.0, "bf16": 200_000.0 * half}
+    monkeypatch.setattr(timing, "_rate", lambda config, *_: speeds[config.engine.precision])
+    dataset = Dataset.open(phantom_dataset)
+    assert plan_dataset(dataset, device="cpu").config().engine.precision == "32", "nothing was timed"
+    assert plan_dataset(dataset, device="cpu", timed=True).config().engine.precision == expected
 
 
 def test_timing_leaves_randomness_alone(looked: Survey) -> None:

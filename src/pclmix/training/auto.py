@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,7 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.survey import survey
 from pclmix.nets.device import device_kind
 from pclmix.training.planner import MINUTES, SHARE, DataPlan, Device, make_data_plan
-from pclmix.training.timing import pixels_per_second
+from pclmix.training.timing import precision_and_rate
 
 #: A captured graph trains so many times as fast as the eager steps that are timed: 46 against 94 ms on an H200.
 _GRAPH = 2.0
@@ -21,7 +22,7 @@ def find_device(name: str) -> Device:
     """The device by its name, with its memory."""
     kind = device_kind(name)
     if kind == "cpu":
-        return Device("cpu")
+        return Device("cpu", bf16=False)
     return Device("cuda", float(torch.cuda.get_device_properties(0).total_memory), torch.cuda.is_bf16_supported())
 
 
@@ -42,10 +43,11 @@ def plan_dataset(
     if not timed:
         return plan
     config = plan.config(method)
-    rate = pixels_per_second(config, len(dataset.channels), dataset.labels.count, torch.device(place.kind))
+    here = torch.device(place.kind)
+    precision, rate = precision_and_rate(config, len(dataset.channels), dataset.labels.count, here)
     if place.kind == "cuda":
-        rate *= _GRAPH
-    return make_data_plan(found, Device(place.kind, place.memory, place.bf16, rate), minutes)
+        return make_data_plan(found, replace(place, rate=rate * _GRAPH), minutes)
+    return make_data_plan(found, replace(place, rate=rate, bf16=precision == "bf16"), minutes)
 
 
 def minutes_of(overrides: Sequence[str], minutes: float | None) -> float | None:
