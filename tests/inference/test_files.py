@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 
 import nibabel as nib
@@ -141,6 +143,32 @@ def test_bad_images_leave_no_files(tmp_path: Path) -> None:
     job.write = lambda *_: (_ for _ in ()).throw(PclmixError("disk full"))  # type: ignore[method-assign, assignment]
     assert list(predict_files(job, stack.parent, tmp_path / "mine").bad) == ["stack"]
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note.txt"]
+
+
+def test_killed_between_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where prediction.json is, labels.txt is; unfinished files are nobody's case and go after an hour."""
+    source = write(tmp_path / "in" / "case.nii.gz").parent
+    import pclmix.inference.files as module
+
+    def killed(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as context:
+        context.setattr(module, "write_json", killed)
+        context.setattr(module._Record, "undo", lambda _: None)  # a killed process tidies nothing
+        with pytest.raises(SystemExit):
+            predict_files(made(), source, tmp_path / "out", uncertainty=True)
+    assert not (tmp_path / "out" / RECORD).exists()
+    left = [tmp_path / "out" / ".labels-a1b2c3d4.txt", tmp_path / "out" / "uncertainty" / ".case-a1b2c3d4.json"]
+    left[1].parent.mkdir(exist_ok=True)
+    for path in left:
+        path.write_text('{"half')
+        os.utime(path, (time.time() - 7200,) * 2)
+    predict_files(made(), source, tmp_path / "out", uncertainty=True)
+    assert (tmp_path / "out" / RECORD).is_file()
+    assert (tmp_path / "out" / SNAP).is_file()
+    assert not any(path.exists() for path in left)
+    assert (tmp_path / "out" / "quality.csv").read_text().count("\n") == 2
 
 
 def test_predicted_pictures_are_visible_and_read_back_equal(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pclmix.io.files import (
     require_writable,
     sweep,
     sweep_folder,
+    sweep_leftovers,
 )
 
 
@@ -123,3 +124,9 @@ def test_leftovers_of_killed_writers_go_at_the_next_write(tmp_path: Path) -> Non
     sweep_folder(tmp_path, {"case.nii.gz"}, older=-1)
     assert not (tmp_path / ".case-a1b2c3d4.nii.gz").exists()
     sweep_folder(tmp_path / "nowhere", {"case.nii.gz"})
+    left, mine = leave(".curves-a1b2c3d4.png", 2), leave(".notes-20240101.txt", 2)
+    (tmp_path / "curves.png").write_text("whole")
+    sweep_leftovers(tmp_path)
+    sweep_leftovers(tmp_path / "nowhere")
+    assert not left.exists()
+    assert mine.exists(), "there is no notes.txt that somebody could have been writing"

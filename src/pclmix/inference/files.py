@@ -17,7 +17,7 @@ from pclmix.inference.inputs import Job, find_jobs
 from pclmix.inference.predictor import TTA, About, Array, Predictor
 from pclmix.inference.uncertainty import FOLDER, Examined, examine, write_quality, write_tables
 from pclmix.io import dicom, nrrd
-from pclmix.io.files import atomic_path, read_json, sweep_folder, write_json
+from pclmix.io.files import atomic_path, read_json, sweep_folder, sweep_leftovers, write_json
 from pclmix.io.volume import Geometry, stem_of, write_map
 from pclmix.labels import Labels, snap_labels
 
@@ -161,9 +161,11 @@ class Archive:
             self.record.undo()
 
     def finish(self) -> Outcome:
-        """Write the tables over all cases."""
+        """Write the tables over all cases, and remove what killed writers left."""
         if self.choices.uncertainty and (self.outcome.done or self.outcome.skipped):
             write_tables(self.folder, self.about.labels.foreground)
+        for folder in (self.folder, self.folder / FOLDER):
+            sweep_leftovers(folder)
         return self.outcome
 
 
@@ -277,11 +279,11 @@ class _Record:
         """Write both files if they do not exist."""
         if self.folder is None or (self.folder / RECORD).is_file():
             return
-        paths = [*reversed((self.folder, *self.folder.parents)), self.folder / RECORD, self.folder / SNAP]
+        paths = [*reversed((self.folder, *self.folder.parents)), self.folder / SNAP, self.folder / RECORD]
         self._made = [path for path in paths if not path.exists()]
-        write_json(self.folder / RECORD, self.content)
         with atomic_path(self.folder / SNAP) as temporary:
             temporary.write_text(snap_labels(self.labels), encoding="utf-8")
+        write_json(self.folder / RECORD, self.content)  # last: where it is, both are
 
     def undo(self) -> None:
         """Remove the files and empty folders that `write` made."""

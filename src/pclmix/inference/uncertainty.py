@@ -119,7 +119,7 @@ def write_tables(folder: Path, names: Sequence[str]) -> None:
 
     `names` are the foreground classes. The tables list all cases of the folder, those of earlier calls too.
     """
-    found = {path.stem: _read(path) for path in sorted((folder / FOLDER).glob("*.json"))}
+    found = {path.stem: _read(path) for path in sorted((folder / FOLDER).glob("[!.]*.json"))}
     cases = sorted(found.items(), key=lambda item: item[1].certainty)
     expected = [f"expected_dice_{name}" for name in names]
     header = ["case", "certainty", "expected_dice", *expected, "mean_entropy", "scribble_next"]

@@ -69,6 +69,12 @@ def sweep_folder(folder: Path, names: Collection[str], older: float = 3600.0) ->
                 path.unlink()
 
 
+def sweep_leftovers(folder: Path, older: float = 3600.0) -> None:
+    """Remove what killed writers left beside the files that `folder` holds now; of other hidden files, none."""
+    with suppress(OSError):
+        sweep_folder(folder, {path.name for path in folder.iterdir() if not path.name.startswith(".")}, older)
+
+
 @contextmanager
 def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Give an empty temporary folder beside the target that becomes the target on success.

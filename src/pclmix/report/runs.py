@@ -110,12 +110,12 @@ def _source(path: Path, reference: Path | None) -> Path | None:
     """The file with the scores; None where predictions must be scored first."""
     if path.is_file():
         return path if path.suffix in (".json", ".csv") else None
-    has_maps = any(ending_of(file) for file in path.iterdir())
+    has_maps = any(ending_of(file) for file in path.glob("[!.]*"))
     for known in ("evaluation.json", "summary.json", "cases.csv"):
         # nnU-Net's summary has no distances: prefer scoring its predictions where a reference is given.
         if (path / known).is_file() and not (known == "summary.json" and has_maps and reference is not None):
             return path / known
-    ours = [file for file in sorted(path.glob("*.json")) if _is_evaluation(read_json(file))]
+    ours = [file for file in sorted(path.glob("[!.]*.json")) if _is_evaluation(read_json(file))]
     if len(ours) > 1:
         raise PclmixError(f"{path} holds several evaluations, {ours[0].name} and {ours[1].name}; name one of them")
     return ours[0] if ours else None
@@ -128,7 +128,7 @@ def _is_evaluation(content: Any) -> bool:
 def _predictions(path: Path, summary: Summary) -> Path | None:
     folder = path if path.is_dir() else path.parent
     for candidate in (folder / "predictions", folder, Path(summary.prediction) if summary.prediction else folder):
-        if candidate.is_dir() and any(ending_of(file) for file in candidate.iterdir()):
+        if candidate.is_dir() and any(ending_of(file) for file in candidate.glob("[!.]*")):
             return candidate
     return None
 

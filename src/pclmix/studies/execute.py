@@ -14,6 +14,7 @@ from pclmix.cluster import carry
 from pclmix.cluster.engine import Cluster, ClusterOptions, LostError, Resources, connect
 from pclmix.config import load_config
 from pclmix.errors import PclmixError
+from pclmix.io.files import sweep_leftovers
 from pclmix.studies.plan import Run, Study, is_done
 from pclmix.studies.status import LiveTable
 from pclmix.studies.work import LOG, Order, Places, on_node, perform
@@ -43,6 +44,8 @@ def execute(
     """
     study.earlier()
     todo = []
+    for folder in (study.folder, *map(study.place, runs)):
+        sweep_leftovers(folder)
     for run in runs:
         if is_done(study.place(run)):
             _say(console, f"{run.name} is done already")

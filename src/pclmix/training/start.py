@@ -9,7 +9,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from pclmix.errors import PclmixError
-from pclmix.io.files import atomic_path
+from pclmix.io.files import atomic_path, sweep_leftovers
 from pclmix.training import optim
 from pclmix.training.checkpoint import LAST
 from pclmix.training.claim import claimed
@@ -43,7 +43,10 @@ def run_training(request: TrainRequest, console: Console | None = None) -> bool:
     with join(request.device, request.devices) as process, claimed(request.out) if process.first else nullcontext():
         plan = _shared_plan(request, process)
         quiet = console if process.first else Console(quiet=True)
-        return _is_finished(plan, quiet) or _train(plan, process, quiet)
+        finished = _is_finished(plan, quiet) or _train(plan, process, quiet)
+        if process.first:
+            sweep_leftovers(request.out, older=600)
+        return finished
 
 
 def _shared_plan(request: TrainRequest, process: Process) -> Plan:

@@ -50,7 +50,7 @@ def plan(source: Path, options: Options) -> Plan:
 
 def _originals(folder: Path) -> dict[str, Path]:
     need_folder(folder)
-    return {stem_of(path): path for path in sorted([*folder.rglob("*.nii"), *folder.rglob("*.nii.gz")])}
+    return {stem_of(path): path for path in sorted([*folder.rglob("[!.]*.nii"), *folder.rglob("[!.]*.nii.gz")])}
 
 
 def _write(
