@@ -114,7 +114,7 @@ def test_ended_while_preparing_nothing_stays(phantom: Path, tmp_path: Path, numb
         text=True,
     )
     limit = time.monotonic() + 120
-    while not (cache.is_dir() and list(cache.glob(".*-????????"))):
+    while not (cache.is_dir() and list(cache.glob(".*-????????/images.f16"))):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < limit
         time.sleep(0.01)
