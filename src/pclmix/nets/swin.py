@@ -131,7 +131,7 @@ def relative_positions(window: tuple[int, int], full: int, device: torch.device)
         row, column = row.flatten(), column.flatten()
         span = 2 * full - 1
         index = (row[:, None] - row[None] + full - 1) * span + column[:, None] - column[None] + full - 1
-        return F.one_hot(index.flatten(), span * span).T.float().contiguous().to(device)
+        return (torch.arange(span * span)[:, None] == index.flatten()).float().to(device)
 
 
 @lru_cache(maxsize=64)
