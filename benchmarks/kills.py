@@ -85,7 +85,7 @@ class Killed:
             process.join()
             if seconds is None:
                 raise SystemExit(f"{self.arguments[0]} did not end in {SECONDS:.0f} seconds; see {self.said}")
-        if process.exitcode == -signal.SIGKILL:
+        if process.exitcode == -signal.SIGKILL and seconds is not None:
             return None
         if process.exitcode:
             raise SystemExit(f"pclmix {' '.join(self.arguments)}: exit code {process.exitcode}; see {self.said}")
@@ -96,6 +96,8 @@ def differences(one: Path, other: Path) -> list[str]:
     """What differs between the results in two folders; file names, and which part of a checkpoint."""
     found = []
     names = {wanted(path, folder) for folder in (one, other) for path in folder.rglob("*")} - {""}
+    if not names:
+        raise SystemExit(f"{one} and {other} hold no results to compare")
     for name in sorted(names):
         first, second = one / name, other / name
         if not first.is_file() or not second.is_file():
@@ -189,6 +191,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the JSON file of the figures")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)  # as the processes do: it is written with the figures
     multiprocessing.get_context("forkserver").set_forkserver_preload(["pclmix.training.start", "pclmix.inference"])
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
