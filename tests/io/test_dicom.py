@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from pclmix.cli import app
 from pclmix.errors import PclmixError
 from pclmix.io import dicom
-from pclmix.io.nrrd import write_segmentation
-from pclmix.io.volume import Geometry, read_image
+from pclmix.io.volume import Geometry, read_image, write_nrrd
 from pclmix.labels import Labels
 
 #: An oblique slice plane: directions along a row and down a column, and the normal.
@@ -94,7 +93,7 @@ def test_conversion_and_rescaling(tmp_path: Path) -> None:
     assert single.geometry.spacing[0] == pytest.approx(6.0)
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_unsuitable_series_are_refused(tmp_path: Path) -> None:
     def attempt(words: str, folder: Path) -> None:
         with pytest.raises(PclmixError, match=words):
             dicom.read_series(folder)
@@ -149,7 +148,18 @@ def test_prediction_from_a_series(tmp_path: Path, lively_model: Path) -> None:
     assert "1 were there already" in CliRunner().invoke(app, [*arguments, "--dicom-seg", "--slicer"]).output
 
 
-def test_two_series_are_a_users_mistake(tmp_path: Path, lively_model: Path) -> None:
+def test_prediction_from_a_list_of_series(tmp_path: Path, lively_model: Path) -> None:
+    for name in ("1.2.840.7", "1.2.840.8"):
+        make_series(tmp_path / name, shape=(64, 70))
+    (tmp_path / "list.txt").write_text("1.2.840.7\n1.2.840.8/\n")
+    arguments = ["predict", str(lively_model), str(tmp_path / "list.txt"), str(tmp_path / "out"), "--device", "cpu"]
+    done = CliRunner().invoke(app, [*arguments, "--dicom-seg"])
+    assert done.exit_code == 0, done.output
+    found = {path.name for path in (tmp_path / "out").iterdir()} - {"prediction.json", "labels.txt"}
+    assert found == {f"1.2.840.{k}.{ending}" for k in (7, 8) for ending in ("nii.gz", "seg.dcm")}
+
+
+def test_two_series_are_refused(tmp_path: Path, lively_model: Path) -> None:
     for uid in ("1.2.111", "1.2.222"):
         make_series(tmp_path / "two", uid=uid)
     done = CliRunner().invoke(app, ["predict", str(lively_model), str(tmp_path / "two"), str(tmp_path / "out")])
@@ -167,7 +177,7 @@ def test_slicer_opens_names_and_colours(tmp_path: Path) -> None:
     labels = Labels(("background", "right ventricle", "wall"), None)
     array = np.zeros((3, 4, 5), np.uint8)
     array[1, 2, 3] = 1
-    write_segmentation(tmp_path / "a.seg.nrrd", array, Geometry((3, 4, 5), (8.0, 1.5, 1.2), header), labels)
+    write_nrrd(tmp_path / "a.seg.nrrd", array, Geometry((3, 4, 5), (8.0, 1.5, 1.2), header), labels)
     data, said = nrrd.read(str(tmp_path / "a.seg.nrrd"))
     assert data.shape == (5, 4, 3)
     assert data[3, 2, 1] == 1
@@ -186,7 +196,7 @@ def test_slicer_opens_names_and_colours(tmp_path: Path) -> None:
 def test_slicer_files_are_reproducible_and_names_become_ascii(tmp_path: Path) -> None:
     labels = Labels(("background", "Ventrículo  derecho", "心臓"), None)
     array = np.random.default_rng(0).integers(0, 3, (3, 4, 5))
-    write_segmentation(tmp_path / "a.seg.nrrd", array, Geometry((3, 4, 5), (8.0, 1.5, 1.2)), labels)
+    write_nrrd(tmp_path / "a.seg.nrrd", array, Geometry((3, 4, 5), (8.0, 1.5, 1.2)), labels)
     head = (tmp_path / "a.seg.nrrd").read_bytes().partition(b"\n\n")[0]
     assert b"\n#" not in head, "pynrrd writes the time of day as a comment"
     data, said = nrrd.read(str(tmp_path / "a.seg.nrrd"))

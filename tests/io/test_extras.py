@@ -1,4 +1,4 @@
-"""Formats that few need come as extras; without the package the message names the extra."""
+"""Optional formats need extras; without the package the message names the extra."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import importlib
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pclmix.data.importers.wsl4mis import read_volume
-from pclmix.errors import PclmixError, need_extra
+from pclmix.errors import PclmixError, install_hint, need_extra
 from pclmix.io.dicom import read_series
 from pclmix.io.volume import Geometry, read_image, write_labels
 
@@ -45,9 +46,28 @@ def test_every_extra_exists_and_dev_has_them_all() -> None:
     extras = project["optional-dependencies"]
     assert {extra for _, extra, _ in NEEDS.values()} | {"tensorboard"} <= set(extras)
     (own,) = [entry for entry in extras["dev"] if entry.startswith("pclmix[")]
-    assert set(own.removeprefix("pclmix[").removesuffix("]").split(",")) == set(extras) - {"dev"}
+    inside = set(own.removeprefix("pclmix[").removesuffix("]").split(","))
+    assert inside == set(extras) - {"dev", "docs"}  # `make docs` installs its own
     everywhere = " ".join(project["dependencies"])
     assert not [name for name in ("h5py", "tifffile", "tensorboard") if name in everywhere]
+
+
+def test_the_hint_names_every_package_of_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who installed a wheel has no clone; who has pclmix-runtime has no pclmix."""
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for extra in set(extras) - {"dev", "docs"}:
+        hint = install_hint(extra, "nothing")
+        assert f"pip install '.[{extra}]' in a clone" in hint
+        by_name = hint.rpartition("pip install ")[2].split()
+        assert sorted(by_name) == sorted(entry.partition(">")[0] for entry in extras[extra])
+
+    def not_installed(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", not_installed)
+    assert install_hint("tiff", "tifffile") == "pip install tifffile"
 
 
 def test_a_package_that_is_there_is_returned() -> None:

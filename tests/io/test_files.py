@@ -1,4 +1,4 @@
-"""Writing happens whole or not at all."""
+"""Atomic writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pclmix.io.files import (
 )
 
 
-def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+def test_files_appear_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "a.nii.gz"
     with atomic_path(target) as temporary:
         temporary.write_text("new")
@@ -46,7 +46,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_sweep_removes_what_a_kill_left_and_nothing_else(tmp_path: Path) -> None:
+def test_sweep_removes_only_temporary_files(tmp_path: Path) -> None:
     kept = [".last-notes.ckpt", ".zsh-history", "last.ckpt", ".last-12345678.yaml"]
     for name in (*kept, ".last-a1b2c3d4.ckpt"):
         (tmp_path / name).write_text("")
@@ -55,7 +55,7 @@ def test_sweep_removes_what_a_kill_left_and_nothing_else(tmp_path: Path) -> None
     sweep(tmp_path / "nowhere" / "last.ckpt")
 
 
-def test_a_folder_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_a_folder_created_meanwhile_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "out"
 
     def race() -> None:
@@ -70,7 +70,7 @@ def test_a_folder_that_appeared_meanwhile_is_kept(tmp_path: Path) -> None:
     assert [p.name for p in target.iterdir()] == ["theirs"]
 
 
-def test_existing_things_are_refused(tmp_path: Path) -> None:
+def test_existing_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PclmixError, match="exists already"):
         refuse_existing(tmp_path)
@@ -81,7 +81,7 @@ def test_existing_things_are_refused(tmp_path: Path) -> None:
     refuse_existing(tmp_path / "empty")
 
 
-def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+def test_unwritable_paths_are_refused_first(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     for good in (tmp_path, tmp_path / "new" / "deep" / "a.json", tmp_path / "file", Path("relative") / "a"):
         require_writable(good)
@@ -92,7 +92,7 @@ def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
             require_writable(tmp_path / name)
 
 
-def test_a_new_file_is_neither_there_nor_a_folder(tmp_path: Path) -> None:
+def test_require_new_file_refuses_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     require_new_file(tmp_path / "a.json")
     with pytest.raises(PclmixError, match="file exists already"):
@@ -102,7 +102,7 @@ def test_a_new_file_is_neither_there_nor_a_folder(tmp_path: Path) -> None:
         require_new_file(tmp_path / "empty")
 
 
-def test_leftovers_of_killed_writers_go_at_the_next_write(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_writers_are_removed_on_write(tmp_path: Path) -> None:
     def leave(name: str, hours: float) -> Path:
         path = tmp_path / name
         path.mkdir()

@@ -1,4 +1,4 @@
-"""Files that were made to do harm: what they claim is checked before they are decoded, and memory stays bounded."""
+"""Malicious files: sizes are checked before decoding, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ import tifffile
 from PIL import Image
 
 from pclmix.errors import PclmixError
-from pclmix.io.files import read_json
-from pclmix.io.limits import VARIABLE
+from pclmix.io.files import VARIABLE, read_json
 from pclmix.io.volume import decoded_bytes, read_image, read_labels
 
 MiB = 1 << 20
@@ -95,7 +94,7 @@ print(decoded, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - befo
 
 
 def peak(path: Path, kind: str) -> tuple[int, int]:
-    """Bytes that a file says it unpacks to, and those that reading it took."""
+    """Declared unpacked bytes of a file, and those that reading it used."""
     done = subprocess.run(
         [sys.executable, "-c", PEAK, path, kind], capture_output=True, text=True, check=True, env={**os.environ}
     )
@@ -122,7 +121,7 @@ def test_peak_memory_is_a_small_multiple_of_the_image(make: Callable[[Path], Pat
     assert taken < 2.5 * decoded + 16 * MiB, f"{taken / decoded:.1f} times"
 
 
-def test_a_gzip_that_goes_on_behind_its_voxels(tmp_path: Path) -> None:
+def test_gzip_longer_than_its_voxels(tmp_path: Path) -> None:
     path = zeros_nifti(tmp_path / "a.nii.gz", (8, 8, 8))
     with path.open("ab") as file:
         file.write(gzip.compress(bytes(64 * MiB), compresslevel=1))
@@ -131,7 +130,7 @@ def test_a_gzip_that_goes_on_behind_its_voxels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(32767, 32767, 32767), (-5, 8, 8)])
-def test_a_header_that_claims_the_impossible(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+def test_impossible_header(tmp_path: Path, shape: tuple[int, int, int]) -> None:
     path = zeros_nifti(tmp_path / "a.nii", (8, 8, 8))
     content = bytearray(path.read_bytes())
     content[42:48] = struct.pack("<3h", *shape)
@@ -140,7 +139,7 @@ def test_a_header_that_claims_the_impossible(tmp_path: Path, shape: tuple[int, i
         read_image(path)
 
 
-def test_a_header_that_announces_more_than_there_is_takes_no_memory(tmp_path: Path) -> None:
+def test_oversized_header_allocates_no_memory(tmp_path: Path) -> None:
     path = zeros_nifti(tmp_path / "a.nii.gz", (8, 8, 8))
     content = bytearray(gzip.decompress(path.read_bytes()))
     content[42:48] = struct.pack("<3h", 1000, 1000, 1000)
@@ -177,13 +176,13 @@ def test_own_pages_of_an_ome_tiff_are_a_stack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"imagej": True}, {"truncate": True}, {"imagej": True, "truncate": True}])
-def test_stacks_that_describe_their_first_page_alone(options: dict[str, Any], tmp_path: Path) -> None:
+def test_imagej_stack_with_one_described_page(options: dict[str, Any], tmp_path: Path) -> None:
     stack = np.random.default_rng(0).integers(0, 255, (5, 20, 30), dtype=np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", stack, photometric="minisblack", **options)
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif").array[0], stack)
 
 
-def test_a_strip_that_unpacks_to_more_than_it_says(tmp_path: Path) -> None:
+def test_strip_larger_than_declared(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, np.zeros((64, 64), np.uint8), compression="zlib", byteorder="<")
     with tifffile.TiffFile(path) as file:
@@ -242,12 +241,12 @@ def test_json_that_cannot_be_read(text: Any, tmp_path: Path, run: Callable[..., 
 
 def test_a_huge_json_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "a.json").open("wb") as file:
-        file.truncate(1 << 40)  # a hole: it takes no room
+        file.truncate(1 << 40)  # a sparse file: takes no space
     with pytest.raises(PclmixError, match=r"a\.json"):
         read_json(tmp_path / "a.json")
 
 
-def test_a_path_of_thousands_of_letters(tmp_path: Path, run: Callable[..., Any], phantom_dataset: Path) -> None:
+def test_very_long_path(tmp_path: Path, run: Callable[..., Any], phantom_dataset: Path) -> None:
     name = "x" * 5000
     for command in (
         ("check", name),
@@ -267,7 +266,7 @@ def test_a_path_of_thousands_of_letters(tmp_path: Path, run: Callable[..., Any],
     assert list(tmp_path.iterdir()) == []
 
 
-def test_numbers_in_dataset_json_that_are_none(dataset: Path, run: Callable[..., Any], edit_json: Any) -> None:
+def test_invalid_numbers_in_dataset_json(dataset: Path, run: Callable[..., Any], edit_json: Any) -> None:
     content = json.loads((dataset / "dataset.json").read_text())
     for key, value in (
         ("numTraining", True),
@@ -281,7 +280,7 @@ def test_numbers_in_dataset_json_that_are_none(dataset: Path, run: Callable[...,
         assert key in result.err
 
 
-def test_a_tiff_that_announces_more_than_it_can_hold(tmp_path: Path) -> None:
+def test_tiff_with_impossible_size(tmp_path: Path) -> None:
     """One changed byte in ImageLength; filling the missing strips with zeros took 45 seconds."""
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, np.arange(72, dtype=np.int16).reshape(8, 9), compression="zlib", byteorder="<")

@@ -1,4 +1,4 @@
-"""Geometry is kept: what is read in millimetres, and what a written file repeats of the one it came from."""
+"""Geometry is kept: millimetres as read, and the header that a written file copies."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_geometry_survives_reading_and_writing(tmp_path, made, ending):
     assert nib.load(real).get_data_dtype() == np.float32
 
 
-@pytest.mark.skipif(not RAW.is_dir(), reason="the ACDC sample is not here")
+@pytest.mark.skipif(not RAW.is_dir(), reason="needs ../shared/acdc/raw, three patients of ACDC")
 @pytest.mark.parametrize("kind", ["", "_gt", "_scribble"])
 def test_acdc_millimetres_come_from_pixdim(tmp_path, kind):
     path = RAW / "patient001" / f"patient001_frame01{kind}.nii.gz"
@@ -101,7 +101,7 @@ def test_nifti_two_is_read_and_written_as_one(tmp_path):
     assert geometry.same_grid(volume.geometry) == ""
 
 
-def test_scaled_integers_are_read_as_what_they_mean(tmp_path):
+def test_scaled_integers_are_rescaled(tmp_path):
     image = nib.Nifti1Image(np.arange(8, dtype=np.int16).reshape(2, 2, 2), np.eye(4))
     image.header.set_slope_inter(0.5, 10)
     nib.save(image, tmp_path / "scaled.nii")
@@ -155,7 +155,7 @@ def test_nifti_2_stays_nifti_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("LA", 1), ("RGB", 3), ("RGBA", 3)])
-def test_transparency_is_no_channel(tmp_path: Path, mode: str, channels: int) -> None:
+def test_transparency_is_dropped(tmp_path: Path, mode: str, channels: int) -> None:
     grey = np.arange(48, dtype=np.uint8).reshape(6, 8)
     Image.fromarray(grey).convert(mode).save(tmp_path / "picture.png")
     array = read_image(tmp_path / "picture.png").array

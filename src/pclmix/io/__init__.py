@@ -1,1 +1,1 @@
-"""Files of the field in and out: volumes, pictures, DICOM, NRRD; atomic writes."""
+"""Reading and writing volumes, pictures, DICOM and NRRD; atomic writes."""

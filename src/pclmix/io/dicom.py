@@ -1,4 +1,4 @@
-"""DICOM: one series of slices in, a segmentation object out. Needs the extra `dicom`."""
+"""DICOM: read a series, write a segmentation object. Needs the extra `dicom`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from pclmix import __version__
 from pclmix.errors import PclmixError, need_extra
-from pclmix.io.files import atomic_path, require_new_file
-from pclmix.io.limits import require_size
+from pclmix.io.files import atomic_path, require_new_file, require_size
 from pclmix.io.volume import Geometry, ending_of, write_image
 from pclmix.labels import Labels
 
 ENDING = ".seg.dcm"
-#: What gives a slice its place, and how many numbers each is.
+#: Attributes that give the position of a slice, with their lengths.
 _PLACE = {"ImageOrientationPatient": 6, "ImagePositionPatient": 3, "PixelSpacing": 2, "Rows": 1, "Columns": 1}
 
 
@@ -38,18 +37,29 @@ def is_series(folder: Path) -> bool:
 
 
 def read_series(folder: Path) -> Series:
-    """Read a folder that holds one series of parallel slices, one file a slice, evenly spaced.
+    """Read a folder with one series of parallel, evenly spaced slices, one file per slice.
 
     Intensities are rescaled as the files say. The affine is that of the files, turned to NIfTI's axes. Two series,
     several images of one position (the phases of a cine) and gaps are refused.
     """
-    pydicom = need_extra("pydicom", "dicom", f"{folder}: reading DICOM")
     folder = Path(folder)
+    try:
+        return _read_series(folder)
+    except PclmixError:
+        raise
+    except MemoryError as error:
+        raise PclmixError(f"{folder} does not fit in memory; give it in parts") from error
+    except Exception as error:  # pydicom decodes an element when it is first used, and raises many types of errors
+        raise PclmixError(f"{folder} cannot be read as a DICOM series: {error}; export it again") from error
+
+
+def _read_series(folder: Path) -> Series:
+    pydicom = need_extra("pydicom", "dicom", f"{folder}: reading DICOM")
     found = []
     for path in sorted(p for p in folder.iterdir() if p.is_file() and _is_dicom(p)):
         try:
             found.append((path, pydicom.dcmread(path)))
-        except Exception as error:  # a damaged file can make pydicom raise anything
+        except Exception as error:  # pydicom raises many types of errors for damaged files
             raise PclmixError(f"{path} cannot be read as DICOM: {error}; copy it again from its source") from error
     if not found:
         raise PclmixError(f"{folder} holds no DICOM file")
@@ -68,10 +78,14 @@ def read_series(folder: Path) -> Series:
     affine = np.eye(4)  # of (X, Y, Z): columns, rows, slices
     affine[:3, 0], affine[:3, 1], affine[:3, 2] = across * column_gap, down * row_gap, step
     affine[:3, 3] = positions[order[0]]
+    spacing = (float(np.linalg.norm(step)), row_gap, column_gap)
+    if not np.isfinite(affine).all() or not all(1e-6 <= gap <= 1e6 for gap in spacing):
+        raise PclmixError(
+            f"{folder}: its slices have an invalid place or spacing, {spacing} (Z, H, W); export it again"
+        )
     array = np.stack([_pixels(files[i][0], files[i][1]) for i in order])[None]
     image = nib.Nifti1Image(np.zeros(array.shape[:0:-1], np.uint8), np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine)
     image.header.set_xyzt_units("mm")
-    spacing = (float(np.linalg.norm(step)), row_gap, column_gap)
     return Series(array, Geometry(array.shape[1:], spacing, image.header.copy()), tuple(slices))
 
 
@@ -101,7 +115,7 @@ def write_segmentation(path: Path, labels: npt.NDArray[Any], series: Series, cla
             segment_number=k,
             segment_label=name,
             segmented_property_category=codes.SCT.AnatomicalStructure,
-            # A class is whatever the dataset calls it: a private code with its name.
+            # Classes have no standard codes: a private code with the name.
             segmented_property_type=hd.sr.CodedConcept(name[:16], "99PCLMIX", name[:64]),
             algorithm_type="AUTOMATIC",
             algorithm_identification=algorithm,
@@ -156,7 +170,7 @@ def _frame(files: list[tuple[Path, Any]]) -> tuple[npt.NDArray[Any], npt.NDArray
     for path, slice_ in files:
         for key, count in _PLACE.items():
             if not slice_.get(key):
-                raise PclmixError(f"{path} has no {key}, so it has no place in a volume; export one image a file")
+                raise PclmixError(f"{path} has no {key}, so it has no place in a volume; export one image per file")
             if np.size(slice_.get(key)) != count:
                 raise PclmixError(
                     f"{path}: {key} is {slice_.get(key)}, where {count} numbers are needed; export it again"
@@ -173,7 +187,7 @@ def _frame(files: list[tuple[Path, Any]]) -> tuple[npt.NDArray[Any], npt.NDArray
 
 
 def _step(folder: Path, positions: npt.NDArray[Any], normal: npt.NDArray[Any], slices: list[Any]) -> npt.NDArray[Any]:
-    """From one slice to the next; a single slice is as thick as it says."""
+    """Distance between slices; a single slice has its slice thickness."""
     if len(positions) == 1:
         return normal * float(slices[0].get("SpacingBetweenSlices") or slices[0].get("SliceThickness") or 1.0)
     gaps = np.diff(positions @ normal)
@@ -194,7 +208,7 @@ def _step(folder: Path, positions: npt.NDArray[Any], normal: npt.NDArray[Any], s
 
 
 def _bytes(slice_: Any) -> int:
-    """What a slice takes in memory, by its header."""
+    """Memory of a slice, from its header."""
     sides = (int(slice_.get(key) or 1) for key in ("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"))
     return math.prod(sides) * max(1, int(slice_.get("BitsAllocated") or 8) // 8)
 
@@ -202,12 +216,12 @@ def _bytes(slice_: Any) -> int:
 def _pixels(path: Path, slice_: Any) -> npt.NDArray[Any]:
     try:
         pixels = np.asarray(slice_.pixel_array)
-    except Exception as error:  # compressions that need a further library, damaged data
+    except Exception as error:  # compression that needs another library, or damaged data
         raise PclmixError(f"{path}: its pixels cannot be read ({error})") from error
     if pixels.ndim != 2:
-        raise PclmixError(f"{path} holds pixels of shape {pixels.shape}; one grey slice a file is needed")
+        raise PclmixError(f"{path} holds pixels of shape {pixels.shape}; one grey slice per file is needed")
     slope, intercept = (float(slice_.get(key) or 0) for key in ("RescaleSlope", "RescaleIntercept"))
-    slope = slope or 1.0  # left out or left empty
+    slope = slope or 1.0  # missing or empty
     if (slope, intercept) == (1.0, 0.0):
         return pixels
     return (pixels.astype(np.float32) * slope + intercept).astype(np.float32)

@@ -1,4 +1,7 @@
-"""Writing that either happens or does not: temporary names beside the target, then one rename."""
+"""Atomic writes: a temporary name beside the target, then one rename. Size limits, asked before decoding.
+
+A few hundred kilobytes can hold gigabytes of zeros, and a header can claim any size.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,31 @@ from pathlib import Path
 from typing import Any
 
 from pclmix.errors import PclmixError
-from pclmix.io.limits import MAX_JSON
+
+VARIABLE = "PCLMIX_MAX_BYTES"
+MAX_BYTES = 4 << 30  #: of one image, unpacked
+MAX_JSON = 64 << 20  #: of a JSON file
+
+
+def max_bytes() -> int:
+    """The limit for one image: that of the environment variable PCLMIX_MAX_BYTES, else MAX_BYTES."""
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return MAX_BYTES
+    if not text.isdecimal() or len(text) > 18 or int(text) == 0:
+        raise PclmixError(f"{VARIABLE}={text[:40]}: a number of bytes is needed, such as {MAX_BYTES}")
+    return int(text)
+
+
+def require_size(path: Path, count: int) -> None:
+    """Refuse an image that would take more than the limit in memory."""
+    limit = max_bytes()
+    if count > limit:
+        raise PclmixError(
+            f"{path} unpacks to {count / 2**20:,.0f} MiB, more than the {limit / 2**20:,.0f} MiB allowed; cut it into "
+            f"parts, or set {VARIABLE} to {count} or more if the memory is there"
+        )
+
 
 #: Names that mkstemp and mkdtemp make below.
 _UNFINISHED = re.compile(r"^\.(?P<stem>.+)-[a-z0-9_]{8}(?P<ending>\..*)?$")
@@ -48,13 +75,13 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 
 def sweep(target: Path) -> None:
-    """Remove what killed writers of `target` left beside it; nobody may be writing it now."""
+    """Remove temporary files of killed writers of `target`; no process may be writing it."""
     for stray in target.parent.glob(f".{target.name.split('.')[0]}-????????{''.join(target.suffixes)}"):
         stray.unlink(missing_ok=True)
 
 
 def sweep_folder(folder: Path, names: Collection[str], older: float = 3600.0) -> None:
-    """Remove what killed writers of the files or folders `names` left in `folder`, if untouched for `older` seconds."""
+    """Remove temporary files of killed writers of `names` in `folder`, if older than `older` seconds."""
     for path in folder.glob(".*-????????*") if folder.is_dir() else ():
         match = _UNFINISHED.match(path.name)
         if match is None or match["stem"] + (match["ending"] or "") not in names or path.is_symlink():
@@ -62,7 +89,7 @@ def sweep_folder(folder: Path, names: Collection[str], older: float = 3600.0) ->
         with suppress(OSError):
             touched = max((p.stat().st_mtime for p in (path, *path.rglob("*"))), default=0.0)
             if time.time() - touched < older:
-                continue  # somebody may be writing it
+                continue  # may be in use
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -70,7 +97,7 @@ def sweep_folder(folder: Path, names: Collection[str], older: float = 3600.0) ->
 
 
 def sweep_leftovers(folder: Path, older: float = 3600.0) -> None:
-    """Remove what killed writers left beside the files that `folder` holds now; of other hidden files, none."""
+    """Remove temporary files of killed writers beside the files of `folder`; other hidden files stay."""
     with suppress(OSError):
         sweep_folder(folder, {path.name for path in folder.iterdir() if not path.name.startswith(".")}, older)
 
@@ -105,7 +132,7 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 def refuse_existing(
     target: Path, *, overwrite: bool = False, way_out: str = "choose another name or remove it first"
 ) -> None:
-    """Refuse to write over something that is there, unless told to; the message ends with the way out."""
+    """Refuse to overwrite an existing path without `overwrite`; the message ends with the way out."""
     target = Path(target)
     try:
         taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
@@ -118,10 +145,10 @@ def refuse_existing(
 
 
 def require_writable(target: Path) -> None:
-    """Refuse now what could not be written after the work.
+    """Refuse, before the work, a path that cannot be written.
 
-    Tried for real, since rights do not say everything (a read-only or full disk): in `target` where it is a folder,
-    else in the nearest folder above it that exists. Nothing is left behind.
+    Writes a test file, since permissions do not show a read-only or full disk: in `target` if it is a folder, else in
+    the nearest existing parent. The test file is removed.
     """
     target = Path(target)
     try:
@@ -151,16 +178,24 @@ def read_json(path: Path) -> Any:
         size = Path(path).stat().st_size
         if size > MAX_JSON:
             raise PclmixError(f"{path} has {size >> 20} MiB, more than a JSON file of pclmix can have; is it one?")
-        # Some editors put a mark in front that says "UTF-8".
+        # Some editors write a byte order mark.
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise PclmixError(f"{path} does not exist") from None
     except RecursionError:
         raise PclmixError(f"{path} is not valid JSON for pclmix: it is nested too deeply") from None
-    except ValueError as error:  # broken JSON, bytes that are no text, an integer of thousands of digits
+    except ValueError as error:  # invalid JSON, bytes that are no text, an integer of thousands of digits
         raise PclmixError(f"{path} is not valid JSON: {str(error)[:200]}") from error
     except OSError as error:
         raise PclmixError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise PclmixError(f"{path} is damaged: a JSON object is needed; repair or remove it")
+    return content
 
 
 def _umask() -> int:
@@ -170,14 +205,14 @@ def _umask() -> int:
 
 
 class KeptFiles:
-    """Files read once and kept in memory for the next reader; beyond `limit` bytes in all they are not kept."""
+    """Files read once and kept in memory, up to `limit` bytes in total."""
 
     def __init__(self, limit: int = 2 << 30) -> None:
         self.limit = limit
         self._kept: dict[Path, bytes] = {}
 
     def read(self, path: Path) -> bytes | None:
-        """The content of a file; None where it cannot be read, which whoever opens it reports."""
+        """The content of a file; None if unreadable, which the later reader reports."""
         content = self._kept.get(path)
         if content is None:
             try:

@@ -1,23 +1,26 @@
-"""Threads of numerical libraries, set before torch is imported."""
+"""Threads: how many numerical libraries use, and work on many files at once."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 
 def set_threads() -> None:
-    """One OpenMP thread for each core that this process may use, asleep while they wait for one another.
+    """One OpenMP thread per available core; waiting threads sleep.
 
-    By default they spin for a while. On a machine that is busy otherwise, that makes training many times slower. What
-    the user has set in the environment is kept.
+    By default they spin, which makes training many times slower on a busy machine. Settings in the environment are
+    kept.
     """
     for name, value in thread_settings().items():
         os.environ.setdefault(name, value)
 
 
 def thread_settings(processes: int = 1) -> dict[str, str]:
-    """Environment variables for each of `processes` that share the cores, or the threads that the user allows."""
+    """Environment variables for each of `processes` that share the cores or the user's number of threads."""
     allowed = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(allowed) if allowed.isdecimal() else available_cores()
     policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -25,15 +28,43 @@ def thread_settings(processes: int = 1) -> dict[str, str]:
 
 
 def available_cores() -> int:
-    """Cores this process may run on, within the quota of its container."""
+    """Cores that this process may use, within the quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, round(min(cores, _quota())))
 
 
 def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
-    """CPU seconds per second that the container may use; infinite where nothing says so."""
+    """CPU seconds per second that the container may use; infinite without a quota."""
     try:
         quota, period = path.read_text(encoding="ascii").split()
         return float("inf") if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return float("inf")
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_threads(
+    work: Callable[[T], R], items: Sequence[T], label: str, *, show: bool = False, workers: int = 2
+) -> list[R]:
+    """`[work(item) for item in items]` in a few threads; a failure cancels items not started.
+
+    Threads suffice: reading, inflating and NumPy release the GIL.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+        task = progress.add_task(label, total=len(items))
+        pool = ThreadPoolExecutor(workers)
+        results = []
+        try:
+            for result in pool.map(work, items):
+                results.append(result)
+                progress.advance(task)
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return results
