@@ -1,4 +1,4 @@
-"""Augmentation: one drawn map for an image and its labels, exact where it is a turn, IGNORE from outside."""
+"""Augmentation: one random map for an image and its labels, exact for quarter turns, IGNORE from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from pclmix.config import Augment
-from pclmix.data.augment import Pinch, augment, draw_affine, draw_pinch, intensity, warp
+from pclmix.data.batch import Pinch, augment, draw_affine, draw_pinch, intensity, warp
 from pclmix.labels import IGNORE
 
 SIZES = st.tuples(st.integers(4, 20), st.integers(4, 20))
@@ -22,7 +22,7 @@ def pair(count: int, size: tuple[int, int], seed: int = 0) -> tuple[Tensor, Tens
 
 
 def turns_and_flips(x: Tensor) -> list[Tensor]:
-    """All eight ways to lay a square; of another rectangle the four that fit."""
+    """All eight symmetries of a square; the four of another rectangle."""
     quarters = range(4) if x.shape[-1] == x.shape[-2] else (0, 2)
     turned = [torch.rot90(x, k, (-2, -1)) for k in quarters]
     return [*turned, *(t.flip(-1) for t in turned)]
@@ -48,7 +48,7 @@ def test_all_turns_and_flips_are_drawn() -> None:
 @given(SIZES, st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None)
 def test_image_and_labels_go_the_same_way(size: tuple[int, int], seed: int) -> None:
-    """The image holds its own coordinates, one a channel; the labels the nearest ones."""
+    """The image holds its coordinates, one per channel; the labels hold the nearest ones."""
     h, w = size
     y, x = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
     label = torch.stack([y, x])[None].expand(4, 2, h, w)
@@ -82,7 +82,7 @@ def test_a_rotation_keeps_distances_in_pixels(size: tuple[int, int], degrees: fl
         assert torch.linalg.det(turn) > 0
 
 
-def test_nothing_asked_for_is_nothing_done() -> None:
+def test_augmentation_off_changes_nothing() -> None:
     image, label = pair(3, (8, 12))
     moved, moved_label, theta = augment(image, label, NOTHING, Generator().manual_seed(0))
     torch.testing.assert_close(moved, image, atol=1e-5, rtol=0)
@@ -90,7 +90,7 @@ def test_nothing_asked_for_is_nothing_done() -> None:
     assert torch.equal(theta, torch.eye(2, 3).expand(3, 2, 3))
 
 
-def test_what_comes_from_outside_is_not_annotated() -> None:
+def test_pixels_from_outside_are_not_annotated() -> None:
     theta = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])  # half the width to the left
     image, label = torch.ones(1, 1, 4, 4), torch.full((1, 1, 4, 4), 2)
     moved, moved_label = warp(image, label, theta)
@@ -99,7 +99,7 @@ def test_what_comes_from_outside_is_not_annotated() -> None:
     assert moved_label.dtype == torch.int64
 
 
-def test_how_often() -> None:
+def test_augmentation_probabilities() -> None:
     """With p 0.5 a quarter turn and flip, else with p 0.5 a rotation within 20 degrees, else nothing."""
     theta = draw_affine(4000, (8, 8), Augment(), Generator().manual_seed(0))
     still = (theta[:, :, :2] == torch.eye(2)).all(dim=(1, 2))
@@ -171,7 +171,7 @@ def test_a_pinch_is_around_a_stroke_of_a_structure_and_none_where_there_is_none(
     assert torch.equal(moved_label[1:, 0], label[1:])
 
 
-def test_without_a_pinch_draws_are_as_before() -> None:
+def test_random_draws_do_not_depend_on_pinch() -> None:
     image, label = pair(3, (12, 12))
     plain = augment(image, label, Augment(scale=0.2), Generator().manual_seed(5))
     drawn = augment(image, label, Augment(scale=0.2, pinch=0.4), Generator().manual_seed(5))

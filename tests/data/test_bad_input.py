@@ -1,4 +1,4 @@
-"""Every way an input can be bad, through the command line: one message with the file, exit code 2, no debris."""
+"""Invalid input on the command line: one message with the file, exit code 2, no files left."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def spoil(value: float):
 
 
 BAD_IMAGES = {
-    "missing": (Path.unlink, "does not exist|has no image|without an image"),
+    "missing": (Path.unlink, "does not exist|(has|have) no image|without an image"),
     "folder": (folder_instead, "is a folder"),
     "truncated": (cut_short, "truncated or damaged"),
     "checksum": (wrong_checksum, "truncated or damaged"),
@@ -97,7 +97,7 @@ def test_check_refuses_an_image(how, dataset, run):
     assert_refused(run("check", dataset), words, CASE)
 
 
-# A case without a dense mask is sound, so a missing one is no bad input.
+# A case without a dense mask is valid, so a missing one is not an error.
 DENSE = [how for how in sorted(BAD_LABELS) if how != "missing"]
 
 
@@ -115,8 +115,8 @@ def test_import_refuses_an_image(how, acdc_tree, tmp_path, run):
     harm, words = BAD_IMAGES[how]
     harm(acdc_tree / "patient001" / f"{CASE}.nii.gz")
     before = left_behind(tmp_path)
-    if how == "folder":  # a folder is no frame: its scribble is alone
-        words = "without an image"
+    if how == "folder":  # not counted as an image, so that its scribble has none
+        words = "have no image"
     assert_refused(run("import", "acdc", acdc_tree, tmp_path / "out"), words, CASE)
     assert left_behind(tmp_path) == before
 
@@ -161,7 +161,7 @@ def test_one_case_in_two_folds(dataset, run, edit_json):
         (lambda s: s.clear(), "a list of .*`pclmix split"),
     ],
 )
-def test_splits_that_leak(change, words, dataset, run, edit_json):
+def test_leaking_splits_are_refused(change, words, dataset, run, edit_json):
     edit_json(dataset / "splits_final.json", change)
     assert_refused(run("check", dataset), "splits_final.json", words)
 
@@ -181,7 +181,7 @@ def test_splits_that_leak(change, words, dataset, run, edit_json):
         (lambda d: d.update(file_ending=".nii"), r"files ending in \.nii\.gz"),
     ],
 )
-def test_dataset_json_with_a_mistake(change, words, dataset, run, edit_json):
+def test_invalid_dataset_json(change, words, dataset, run, edit_json):
     edit_json(dataset / "dataset.json", change)
     assert_refused(run("check", dataset), words)
     broken = run("check", dataset, "--json")
@@ -195,7 +195,7 @@ def test_dataset_json_that_is_not_json(dataset, run):
     assert_refused(run("check", dataset), r"dataset\.json is not valid JSON")
 
 
-def test_a_byte_order_mark_in_front_of_json_is_no_mistake(dataset, run):
+def test_json_may_start_with_a_byte_order_mark(dataset, run):
     content = (dataset / "dataset.json").read_text()
     (dataset / "dataset.json").write_text(content, encoding="utf-8-sig")
     assert run("check", dataset).code == 0
@@ -208,7 +208,7 @@ def test_not_a_dataset(dataset, tmp_path, run):
 
 
 def test_cases_without_any_stroke(dataset, run):
-    """One takes part unlabelled, which check says; a dataset of such cases is refused."""
+    """A single such case is unlabelled and check warns; a dataset of only such cases is refused."""
     resave(dataset / "labelsTr" / f"{CASE}.nii.gz", lambda a: np.full_like(a, 4))
     result = run("check", dataset, "--json")
     assert result.code == 0

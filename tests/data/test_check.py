@@ -1,4 +1,4 @@
-"""What `check` reports of sound and less sound datasets; bad files are in test_bad_input.py."""
+"""Reports of `check` on valid and invalid datasets; bad files are in test_bad_input.py."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_sform_against_pixdim_is_reported_once(dataset, run):
     assert "1 x 1 x 1 mm in the sform, 1.5 x 1.5 x 8 mm in pixdim" in finding["message"]
 
 
-def test_every_bad_file_is_found_in_one_go(dataset, run):
+def test_all_bad_files_are_reported_at_once(dataset, run):
     (dataset / "imagesTr" / f"{CASE}_0000.nii.gz").write_bytes(b"junk")
     (dataset / "labelsTr" / "patient002_frame01.nii.gz").unlink()
     (dataset / "referenceTr" / "patient030_frame12.nii.gz").write_bytes(b"")
@@ -93,7 +93,7 @@ def test_every_bad_file_is_found_in_one_go(dataset, run):
     assert "and 3 more errors" in result.err
 
 
-def test_only_the_files_asked_for_are_checked(dataset):
+def test_only_requested_cases_are_checked(dataset):
     opened = Dataset.open(dataset)
     (dataset / "imagesTr" / f"{CASE}_0000.nii.gz").write_bytes(b"junk")
     (dataset / "referenceTr" / "patient002_frame01.nii.gz").write_bytes(b"junk")
@@ -104,7 +104,7 @@ def test_only_the_files_asked_for_are_checked(dataset):
         require_sound(opened, check(opened, ["patient002_frame01"]).findings)
 
 
-def test_a_header_that_defeats_the_library_is_a_finding(dataset):
+def test_library_errors_become_findings(dataset):
     path = dataset / "imagesTr" / f"{CASE}_0000.nii.gz"
     image = nib.load(path)
     data, header = np.asarray(image.dataobj), image.header
@@ -116,7 +116,7 @@ def test_a_header_that_defeats_the_library_is_a_finding(dataset):
     assert str(path) in finding.message
 
 
-def test_strokes_that_the_working_size_loses(dataset, run):
+def test_strokes_lost_at_working_size(dataset, run):
     """Two classes in one pixel: one of them has to go, and the warning names it and the case."""
     report = check(Dataset.open(dataset), size=(64, 64))
     assert [c.kept for c in report.classes] == [1.0] * 4
@@ -130,7 +130,17 @@ def test_strokes_that_the_working_size_loses(dataset, run):
     assert all(f["level"] == "warning" for f in found)
 
 
-def test_a_class_that_nobody_looked_for_is_not_missed(dataset, run, edit_json):
+def test_habits_are_tested_where_all_classes_are_annotated(dataset, edit_json):
+    edit_json(dataset / "dataset.json", lambda d: d.update(habits={"LV": ["pieces"]}))
+    opened = Dataset.open(dataset)
+    everywhere = check(opened).habits[0].masks.tested
+    edit_json(dataset / "dataset.json", lambda d: d.update(not_annotated={CASE: ["RV"]}))
+    assert check(Dataset.open(dataset)).habits[0].masks.tested < everywhere
+    edit_json(dataset / "dataset.json", lambda d: d.update(not_annotated={c: ["RV"] for c in opened.cases}))
+    assert all(habit.masks.tested == 0 for habit in check(Dataset.open(dataset)).habits)
+
+
+def test_unannotated_class_is_not_reported_missing(dataset, run, edit_json):
     edit(dataset / "labelsTr" / f"{CASE}.nii.gz", lambda a: a.__setitem__(a == 3, 4))
     edit_json(dataset / "dataset.json", lambda d: d.update(not_annotated={CASE: ["LV"]}))
     assert check(Dataset.open(dataset)).findings == ()
@@ -144,7 +154,7 @@ def test_a_class_that_nobody_looked_for_is_not_missed(dataset, run, edit_json):
         assert key in result.err
 
 
-def test_channels_that_no_image_has_are_one_finding(dataset, run, edit_json):
+def test_missing_channels_are_one_finding(dataset, run, edit_json):
     edit_json(dataset / "dataset.json", lambda d: d.update(channel_names={"0": "MRI", "1": "CT"}))
     (finding,) = check(Dataset.open(dataset)).errors
     assert (finding.kind, finding.file, finding.count) == ("channels", "dataset.json", 6)
@@ -154,7 +164,7 @@ def test_channels_that_no_image_has_are_one_finding(dataset, run, edit_json):
     assert "channel_names" in result.err
 
 
-def test_files_of_channels_that_dataset_json_does_not_name_are_one_finding(dataset):
+def test_extra_channels_are_one_finding(dataset):
     for path in list((dataset / "imagesTr").iterdir()):
         path.with_name(path.name.replace("_0000", "_0001")).write_bytes(path.read_bytes())
     (finding,) = check(Dataset.open(dataset)).errors

@@ -1,6 +1,6 @@
 import numpy as np
 
-from pclmix.data.components import largest_component
+from pclmix.labels import largest_component
 
 
 def test_only_the_largest_part_of_each_class_stays():

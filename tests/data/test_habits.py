@@ -1,4 +1,4 @@
-"""Stroke habits: stated in words, tested against strokes and masks, suggested where they seem to hold."""
+"""Stroke habits: parsed, tested against strokes and masks, suggested if the data support them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AWAY = np.hypot(Y - 40, X - 40)
 
 
 def slice_of(*, ring: bool = True, middle: float = 0.5, oval: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Strokes and mask of a wall from radius 12 to 20 round a core; `middle` is where in the wall its stroke lies."""
+    """Strokes and mask of a wall from radius 12 to 20 around a core; `middle` is where in the wall its stroke lies."""
     mask = np.where(AWAY < 12, 2, np.where(AWAY < 20, 1, 0))
     if not oval:  # a core with a bite: not convex
         mask[(mask == 2) & (Y > 40) & (abs(X - 40) < 5)] = 1
@@ -57,11 +57,11 @@ def slice_of(*, ring: bool = True, middle: float = 0.5, oval: bool = True) -> tu
         ("midline", 1, {}, {"middle": 0.9}),
     ],
 )
-def test_a_habit_holds_or_not(habit: str, k: int, good: dict[str, Any], bad: dict[str, Any], with_mask: bool) -> None:
+def test_habits_hold_or_fail(habit: str, k: int, good: dict[str, Any], bad: dict[str, Any], with_mask: bool) -> None:
     strokes, mask = slice_of(**good)
     assert habit_holds(habit, k, strokes, mask if with_mask else None, 3) is True
     strokes, mask = slice_of(**bad)
-    expected = not (with_mask or habit == "ring")  # strokes alone cannot tell more
+    expected = not (with_mask or habit == "ring")  # strokes alone show no more
     assert habit_holds(habit, k, strokes, mask if with_mask else None, 3) is expected
 
 
@@ -81,7 +81,7 @@ def test_every_piece_needs_a_stroke() -> None:
     assert habit_holds("pieces", 2, strokes, None, 3) is None
 
 
-def test_empty_slices_cannot_tell() -> None:
+def test_empty_slices_test_no_habit() -> None:
     nothing, mask = np.full((80, 80), IGNORE), np.zeros((80, 80), int)
     for habit in HABITS:
         for k in range(3):
@@ -97,7 +97,7 @@ def test_the_enclosed_class_is_found() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 11)), min_size=1, max_size=12))
 @settings(max_examples=100, deadline=None)
-def test_the_hull_is_qhulls(points: list[tuple[int, int]]) -> None:
+def test_hull_equals_qhull(points: list[tuple[int, int]]) -> None:
     drawn = np.zeros((16, 12), bool)
     drawn[tuple(np.array(points).T)] = True
     hull = hull_mask(drawn)
@@ -112,7 +112,7 @@ def test_the_hull_is_qhulls(points: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("words", ["ring, midline", ["ring", "midline"], "ring midline"])
-def test_words_are_read(words: Any) -> None:
+def test_habits_are_parsed(words: Any) -> None:
     assert parse_habits({"wall": words}, LABELS, "x") == {"wall": ("ring", "midline")}
 
 
@@ -128,13 +128,13 @@ def test_words_are_read(words: Any) -> None:
         ({"background": "ring", "wall": "ring"}, "where"),
     ],
 )
-def test_a_mistake_names_the_key(table: Any, key: str) -> None:
+def test_invalid_habit_names_the_key(table: Any, key: str) -> None:
     with pytest.raises(PclmixError) as caught:
         parse_habits(table, LABELS, "where")
     assert str(caught.value).startswith(key)
 
 
-def test_the_configuration_wins_and_means_the_same_when_given_again() -> None:
+def test_configured_habits_override_and_are_idempotent() -> None:
     stated = parse_habits({"background": "ring", "core": "convex"}, LABELS, "x")
     resolved = override_habits(stated, {"core": "none", "wall": ["midline"]}, LABELS)
     assert classes_with("ring", resolved, LABELS) == (0,)

@@ -1,4 +1,4 @@
-"""A folder of pictures or stacks as a dataset: any numbering, nothing guessed."""
+"""Import of folders of pictures or stacks with any label values."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pclmix.data.check import check
 from pclmix.data.dataset import Dataset
 from pclmix.data.importers import Options, import_dataset
 from pclmix.errors import PclmixError
+from pclmix.io.volume import read_labels
 
 
 def pictures(root: Path, names: list[str], *, values: tuple[int, ...], nothing: int, suffix: str = "") -> Path:
@@ -55,11 +56,11 @@ def test_folder_of_pictures_with_any_numbering(values, nothing, options, tmp_pat
     assert made.image_paths("a")[0].read_bytes() == (root / "images" / "a.png").read_bytes()
 
 
-def test_folder_does_not_guess(tmp_path, run):
+def test_folder_asks_for_ambiguous_values(tmp_path, run):
     root = pictures(tmp_path / "src", ["a", "b"], values=(1, 2), nothing=0)
     result = run("import", "folder", root, tmp_path / "out")
     assert result.code == 2
-    assert "say it with --ignore 0 or --ignore 2" in result.err
+    assert "--ignore 0 or --ignore 2" in result.err
     gap = pictures(tmp_path / "gap", ["a"], values=(0, 5), nothing=255)
     result = run("import", "folder", gap, tmp_path / "out")
     assert result.code == 2
@@ -115,6 +116,28 @@ def test_folder_of_colour_grey_and_palette_pictures(tmp_path):
     np.testing.assert_array_equal(np.asarray(Image.open(made.image_paths("a")[0])), plane)
 
 
+def test_photos_become_png_and_labels_are_none(tmp_path):
+    root = pictures(tmp_path / "src", ["a", "b"], values=(0, 1), nothing=2)
+    rng = np.random.default_rng(0)
+    for path in list((root / "images").iterdir()):
+        Image.fromarray(rng.integers(0, 255, (8, 9, 3), dtype=np.uint8)).save(path.with_suffix(".JPG"))
+        path.unlink()
+    made, _ = import_dataset("folder", root, tmp_path / "out")
+    assert (made.ending, made.channels) == (".png", ("R", "G", "B"))
+    pixels = np.asarray(Image.open(root / "images" / "a.JPG"))
+    np.testing.assert_array_equal(np.asarray(Image.open(made.image_paths("a")[0])), pixels)
+    assert check(made).findings == ()
+
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(pixels).save(root / "images" / "b.JPG", exif=turned)
+    with pytest.raises(PclmixError, match=r"b\.JPG.*EXIF"):
+        import_dataset("folder", root, tmp_path / "no")
+    with pytest.raises(PclmixError, match="JPEG"):
+        read_labels(root / "images" / "a.JPG")
+    assert not (tmp_path / "no").exists()
+
+
 def test_folder_of_tiff_stacks_keeps_the_spacing(tmp_path):
     import tifffile
 
@@ -143,7 +166,27 @@ def test_folder_takes_labels_from_folders_below(tmp_path):
     assert made.cases == ("a", "b")
 
 
-def test_folder_says_which_half_is_missing(tmp_path):
+def test_a_folder_for_each_case(tmp_path):
+    flat = pictures(tmp_path / "flat", ["a", "b"], values=(0, 1), nothing=2)
+    tree, drawn = tmp_path / "tree", tmp_path / "drawn"
+    for case in ("a", "b"):
+        for target, source in (
+            (tree / f"case_{case}" / "image.png", "images"),
+            (tree / f"case_{case}" / "seg.png", "masks"),
+            (drawn / f"case_{case}" / "scribble.png", "scribbles"),
+        ):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(flat / source / f"{case}.png", target)
+    made, _ = import_dataset("folder", tree, tmp_path / "out", Options(scribbles=drawn, masks=tree))
+    assert made.cases == ("case_a", "case_b")
+    assert all(made.has_reference(case) for case in made.cases)
+    assert made.image_paths("case_b")[0].read_bytes() == (flat / "images" / "b.png").read_bytes()
+    shutil.copyfile(tree / "case_a" / "image.png", tree / "case_a" / "other.png")
+    with pytest.raises(PclmixError, match="other"):
+        import_dataset("folder", tree, tmp_path / "no", Options(scribbles=drawn))
+
+
+def test_folder_reports_unmatched_files(tmp_path):
     root = pictures(tmp_path / "src", ["a", "bb"], values=(0, 1), nothing=2)
     (root / "scribbles" / "bb.png").unlink()
     with pytest.raises(PclmixError, match=r"bb\.png.*--skip-unmatched"):
@@ -222,7 +265,7 @@ def test_a_folder_of_scribbles_is_not_searched_for_images(tmp_path, run):
     assert "--scribbles" in result.err
 
 
-def test_several_people_drew_and_one_is_chosen(tmp_path, run):
+def test_one_of_several_annotators(tmp_path, run):
     root = pictures(tmp_path / "src", ["a", "b"], values=(0, 1), nothing=255)
     shutil.copytree(root / "scribbles", root / "scribbles_1")
     (root / "scribbles").rename(root / "scribbles_0")

@@ -1,4 +1,4 @@
-"""Importers keep names, intensities, types and headers, and say what they cannot do."""
+"""Importers keep names, intensities, types and headers, and refuse unsupported input."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RAW = Path(__file__).parents[2] / "../shared/acdc/raw"
 CASE = "patient001_frame01"
 
 
-def test_the_kinds():
+def test_importer_names():
     assert IMPORTERS.names() == ["acdc", "folder", "wsl4mis"]
 
 
-@pytest.mark.skipif(not RAW.is_dir(), reason="the ACDC sample is not here")
+@pytest.mark.skipif(not RAW.is_dir(), reason="needs ../shared/acdc/raw, three patients of ACDC")
 def test_acdc_sample_is_copied_byte_for_byte(tmp_path):
     made, notes = import_dataset("acdc", RAW, tmp_path / "out")
     assert notes == ()
@@ -55,7 +55,7 @@ def test_acdc_sample_is_copied_byte_for_byte(tmp_path):
     }
 
 
-def test_acdc_files_are_the_sources_own_bytes(acdc_tree, dataset):
+def test_acdc_import_keeps_every_byte(acdc_tree, dataset):
     made = Dataset.open(dataset)
     for path, name in (
         (made.image_paths(CASE)[0], CASE),
@@ -65,7 +65,7 @@ def test_acdc_files_are_the_sources_own_bytes(acdc_tree, dataset):
         assert path.read_bytes() == (acdc_tree / "patient001" / f"{name}.nii.gz").read_bytes()
 
 
-def test_what_is_written_follows_nnunet(dataset):
+def test_written_dataset_follows_nnunet(dataset):
     content = json.loads((dataset / "dataset.json").read_text())
     assert content["labels"] == {"background": 0, "RV": 1, "Myo": 2, "LV": 3, "ignore": 4}
     assert content["labels"]["ignore"] == max(content["labels"].values())
@@ -91,7 +91,7 @@ def test_a_dataset_without_reference_and_splits_is_read_as_it_is(dataset):
     assert check(opened).references == 0
 
 
-def test_acdc_wrappers_4d_and_info_are_passed_over(acdc_tree, tmp_path):
+def test_acdc_skips_wrappers_4d_and_info(acdc_tree, tmp_path):
     official = tmp_path / "database"
     shutil.copytree(acdc_tree, official / "training")
     patient = official / "training" / "patient001"
@@ -185,7 +185,7 @@ def test_wsl4mis_volumes(acdc_tree, tmp_path, run):
     np.testing.assert_array_equal(nib.load(made.image_paths(CASE)[0]).affine, nib.load(images[0]).affine)
 
 
-def test_wsl4mis_says_what_is_wrong(tmp_path):
+def test_wsl4mis_refuses_invalid_files(tmp_path):
     image = np.zeros((2, 4, 5), np.float32)
     source = tmp_path / "volumes"
     for arrays, words in (

@@ -1,4 +1,4 @@
-"""Dense masks beside scribbles, and classes nobody looked for: what reaches the losses."""
+"""Mixed annotations: dense masks beside scribbles, unannotated classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pclmix.data.mixed import WORTH, mixed_supervision
+from pclmix.data.batch import WORTH, mixed_supervision
 from pclmix.data.store import Store
 from pclmix.labels import IGNORE
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def made(labels: list[np.ndarray], dense: list[bool], annotated: list[list[bool]]) -> Store:
-    """One slice a case."""
+    """One slice per case."""
     count = len(labels)
     return Store(
         np.zeros((count, 1, *labels[0].shape), np.float16),
@@ -44,7 +44,7 @@ ALL, NOT_2 = [True, True, True], [True, True, False]
 
 
 @pytest.mark.parametrize("kind", [stroke, mask])
-def test_cases_annotated_alike_are_left_alone(kind: type) -> None:
+def test_uniform_annotation_is_unchanged(kind: type) -> None:
     dense = kind is mask
     assert mixed_supervision(made([kind(), kind()], [dense] * 2, [ALL] * 2), CPU) is None
 
@@ -74,8 +74,8 @@ def test_rows_follow_the_index() -> None:
     assert (kept[0] >= 0).sum() < (label[0] >= 0).sum()
 
 
-def test_a_mask_says_nothing_of_a_class_nobody_looked_for() -> None:
-    """Its background may be that class. A stroke of background was put where somebody saw background."""
+def test_mask_ignores_unannotated_classes() -> None:
+    """Its background may be that class; a background stroke is certain."""
     store = made([stroke(), mask()], [False, True], [NOT_2, NOT_2])
     mixed = mixed_supervision(store, CPU)
     assert mixed is not None
@@ -88,7 +88,7 @@ def test_a_mask_says_nothing_of_a_class_nobody_looked_for() -> None:
     assert (mixed.guesses(guessed, torch.arange(2)) == IGNORE).all()
 
 
-def test_habits_are_used_where_every_class_was_looked_for() -> None:
+def test_habits_need_all_classes_annotated() -> None:
     mixed = mixed_supervision(made([stroke(), stroke()], [False] * 2, [ALL, NOT_2]), CPU)
     assert mixed is not None
     guessed = mixed.guesses(torch.zeros(2, 40, 40, dtype=torch.int64), torch.arange(2))

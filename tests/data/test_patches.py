@@ -1,4 +1,4 @@
-"""Sliding windows cover a slice and are blended exactly; crops follow the strokes and the seed alone."""
+"""Sliding windows cover a slice and are blended exactly; crops depend on the strokes and the seed only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pclmix.data.patches import STEP, Crops, gaussian, slide, starts, windows
+from pclmix.data.preprocess import STEP, Crops, gaussian, slide, starts, windows
 from pclmix.labels import IGNORE
 
 
@@ -29,7 +29,7 @@ def test_windows_cover_an_axis_and_overlap(length: int, patch: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_a_pixelwise_network_is_not_changed_by_windows(kind: str) -> None:
+def test_windows_do_not_change_a_pixelwise_network(kind: str) -> None:
     image = np.random.default_rng(0).random((2, 3, 37, 50), np.float32)
     weight = gaussian((16, 24))
     if kind == "torch":
@@ -41,8 +41,8 @@ def test_a_pixelwise_network_is_not_changed_by_windows(kind: str) -> None:
     np.testing.assert_allclose(whole, np.stack([image.sum(1), image[:, 0]], 1), rtol=1e-5, atol=1e-6)
 
 
-def test_windows_are_blended_as_by_a_slow_loop() -> None:
-    """A network that says where in its window a pixel is: averages must be those of equation sum(w s) / sum(w)."""
+def test_window_blending_equals_the_loop() -> None:
+    """A network that returns the position of each pixel in its window: the result must be sum(w s) / sum(w)."""
     size, patch = (20, 9), (8, 8)
     inside = np.arange(64, dtype=np.float32).reshape(1, 1, 8, 8)
     zeros = partial(np.zeros, dtype=np.float32)
@@ -60,7 +60,7 @@ def test_windows_are_blended_as_by_a_slow_loop() -> None:
 
 @given(st.integers(0, 10), st.integers(0, 1000))
 @settings(max_examples=100, deadline=None)
-def test_crops_hold_a_stroke_and_repeat(seed: int, position: int) -> None:
+def test_crops_contain_a_stroke_and_are_reproducible(seed: int, position: int) -> None:
     labels = np.full((2, 40, 30), IGNORE, np.int16)
     labels[0, 2, 3:20] = 0
     labels[0, 35, 28] = 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pclmix.data.splits import acdc_splits, default_splits, group_by_patient, make_splits, patient_of, patient_splits
+from pclmix.data.dataset import acdc_splits, default_splits, group_by_patient, make_splits, patient_of, patient_splits
 from pclmix.errors import PclmixError
 
 
@@ -17,7 +17,7 @@ from pclmix.errors import PclmixError
     st.integers(1, 6),
     st.none() | st.integers(0, 9),
 )
-def test_every_patient_is_tested_once_and_never_trained_on_then(frames, count, seed):
+def test_every_patient_is_tested_once(frames, count, seed):
     cases = [f"patient{p:03d}_frame{f:02d}" for p, n in frames.items() for f in range(1, n + 1)]
     count = min(count, len(frames))
     for splits in (patient_splits(cases, count, seed=seed), acdc_splits(cases), default_splits(cases)):
@@ -38,7 +38,7 @@ def test_acdc_folds_are_twenty_patient_numbers_each():
     assert [s.test[0] for s in some] == ["patient001_frame01", "patient061_frame01", "patient081_frame01"]
 
 
-def test_others_have_five_folds_or_as_many_as_patients():
+def test_default_number_of_folds():
     assert len(default_splits(["a1_01", "a1_02", "b_01", "c_01"])) == 3
     assert len(default_splits([f"scan{i}" for i in range(12)])) == 5
 
@@ -61,7 +61,7 @@ def test_the_patient_of_a_case(case, patient):
     assert patient_of(case) == patient
 
 
-def test_make_splits_says_what_it_cannot_do():
+def test_make_splits_refuses_invalid_requests():
     with pytest.raises(PclmixError, match="unknown kind"):
         make_splits(["a", "b"], kind="random")
     with pytest.raises(PclmixError, match="no ACDC fold"):

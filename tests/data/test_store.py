@@ -1,4 +1,4 @@
-"""Prepared slices: keyed by content and settings, mapped into memory, labels never made."""
+"""The store: keyed by content and settings, memory-mapped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stores(cache: Path) -> set[str]:
     return {p.name for p in cache.iterdir() if p.name not in ("locks", "known")} if cache.is_dir() else set()
 
 
-def test_what_is_in_a_store(dataset: Path, cache: Path) -> None:
+def test_store_content(dataset: Path, cache: Path) -> None:
     data = Dataset.open(dataset)
     store = open_store(data, data.cases, Settings(SIZE), cache=cache)
     assert store.images.shape == (18, 1, *SIZE)
@@ -82,14 +82,14 @@ def test_a_store_is_prepared_once(dataset: Path, cache: Path, monkeypatch: pytes
         lambda s: Settings(SIZE, maps="some method"),
     ],
 )
-def test_other_settings_are_another_store(dataset: Path, cache: Path, change: Callable[[Settings], Settings]) -> None:
+def test_settings_change_the_store(dataset: Path, cache: Path, change: Callable[[Settings], Settings]) -> None:
     data = Dataset.open(dataset)
     for chosen in (Settings(SIZE), change(Settings(SIZE))):
         open_store(data, data.cases, chosen, cache=cache)
     assert len(stores(cache)) == 2
 
 
-def test_another_format_is_another_store(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_format_changes_the_store(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = Dataset.open(dataset)
     open_store(data, data.cases, Settings(SIZE), cache=cache)
     monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
@@ -121,7 +121,7 @@ def test_the_dense_mask_is_only_opened_when_asked_for(dataset: Path, cache: Path
         open_store(data, data.cases, Settings(SIZE, source="reference"), cache=cache)
 
 
-def test_a_method_s_own_maps(dataset: Path, cache: Path) -> None:
+def test_maps_of_a_method(dataset: Path, cache: Path) -> None:
     def precompute(image: Any, scribble: Any) -> dict[str, Any]:
         assert image.shape == (1, *SIZE)
         return {"b": scribble * 0 + 7, "a": scribble}
@@ -148,7 +148,7 @@ def test_many_cases_come_back_in_order(dataset: Path, cache: Path, maps: str) ->
     assert np.array_equal(store.labels, np.tile(alone.labels, (7, 1, 1, 1)))
 
 
-def test_a_bad_case_among_many_leaves_nothing(dataset: Path, cache: Path) -> None:
+def test_invalid_case_leaves_no_store(dataset: Path, cache: Path) -> None:
     data = Dataset.open(dataset)
     bad = data.image_paths(data.cases[3])[0]
     bad.write_bytes(bad.read_bytes()[:200])
@@ -173,8 +173,8 @@ print(len(store), "slices")
 """
 
 
-def test_a_script_of_the_users_is_run_once(dataset: Path, cache: Path) -> None:
-    """Without a guard, from a pipe, and with a method of its own: no process reads it again."""
+def test_preparation_does_not_rerun_the_main_script(dataset: Path, cache: Path) -> None:
+    """A script without a main guard, from a pipe, with its own method: no process runs it again."""
     done = subprocess.run(
         [sys.executable, "-", dataset, cache], input=SCRIPT, capture_output=True, text=True, check=False
     )
@@ -196,7 +196,7 @@ def test_a_damaged_store_is_prepared_again(dataset: Path, cache: Path, damage: s
     assert len(stores(cache)) == 1
 
 
-def test_a_full_disk_is_named_with_the_way_out(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_gives_one_message(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         name = str(cache / ".key" / "images.f16")
 
@@ -211,7 +211,7 @@ def test_a_full_disk_is_named_with_the_way_out(dataset: Path, cache: Path, monke
     assert not stores(cache)
 
 
-def test_what_killed_writers_left_goes_after_days(dataset: Path, cache: Path) -> None:
+def test_temporary_files_of_killed_writers_are_removed_after_days(dataset: Path, cache: Path) -> None:
     for name, days in ((".old-abcdefgh", 3), (".new-abcdefgh", 0)):
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (time.time() - 86400 * days,) * 2)
@@ -220,8 +220,8 @@ def test_what_killed_writers_left_goes_after_days(dataset: Path, cache: Path) ->
     assert {n for n in stores(cache) if n.startswith(".")} == {".new-abcdefgh"}
 
 
-def test_whoever_is_first_leaves_the_store_to_all(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the cache lies on a filesystem whose locks do not reach the other process."""
+def test_concurrent_writers_share_one_store(dataset: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is on a filesystem whose locks do not reach the other process."""
     monkeypatch.setattr(module, "_preparing", lambda _: nullcontext())
     data = Dataset.open(dataset)
     prepare, raced, lock = module._prepare_case, [], threading.Lock()
@@ -240,18 +240,18 @@ def test_whoever_is_first_leaves_the_store_to_all(dataset: Path, cache: Path, mo
     assert Path(raced[1]).stat().st_ino == Path(store.images.filename).stat().st_ino
 
 
-def test_old_stores_make_room(dataset: Path, cache: Path) -> None:
+def test_old_stores_are_removed(dataset: Path, cache: Path) -> None:
     data = Dataset.open(dataset)
     for side in (8, 16, 24):
         open_store(data, data.cases, Settings((side, side)), cache=cache)
-    last = open_store(data, data.cases, Settings((8, 8)), cache=cache)  # used again: not the oldest any more
+    last = open_store(data, data.cases, Settings((8, 8)), cache=cache)  # used again, so no longer the oldest
     assert last.folder is not None
-    module._make_room(cache, keep=1)
+    module._remove_old_stores(cache, keep=1)
     assert len(stores(cache)) == 1
     assert next(iter(stores(cache))) == last.folder.name
 
 
-def test_processes_that_start_together_prepare_once(dataset: Path, cache: Path, tmp_path: Path) -> None:
+def test_concurrent_processes_prepare_once(dataset: Path, cache: Path, tmp_path: Path) -> None:
     """Tasks of a study on one node: one prepares, the others wait for it."""
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom pclmix.data import store\n"
@@ -271,7 +271,7 @@ def test_processes_that_start_together_prepare_once(dataset: Path, cache: Path, 
     assert (tmp_path / "log").read_text() == "prepared\n"
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
     monkeypatch.delenv("PCLMIX_CACHE")
@@ -279,7 +279,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_folder() == tmp_path / "pclmix"
 
 
-def test_a_store_knows_what_was_drawn_and_what_is_left(dataset: Path, cache: Path, edit_json: Any) -> None:
+def test_store_counts_drawn_and_kept_pixels(dataset: Path, cache: Path, edit_json: Any) -> None:
     case = "patient001_frame01"
     edit_json(dataset / "dataset.json", lambda d: d.update(not_annotated={case: ["LV"]}))
     path = dataset / "labelsTr" / "patient002_frame01.nii.gz"

@@ -1,4 +1,4 @@
-"""Labels straightened by strokes: drawn slices with known answers."""
+"""Labels corrected by strokes: slices with known results."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pclmix.data.habits import hull_mask
-from pclmix.data.straighten import Rules, rules_of, straighten, straighten_all
 from pclmix.labels import IGNORE, Labels
+from pclmix.training.straighten import Predicted, Rules, correct, cut_wall, decide, rules_of, straighten, straighten_all
 
 LABELS = Labels(("background", "wall", "core", "other"), 4)
 HABITS = {"background": ("ring",), "wall": ("midline", "pieces"), "core": ("convex", "pieces"), "other": ("pieces",)}
@@ -34,30 +34,30 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_rules_name_classes_by_number_and_walls_by_their_strokes() -> None:
     _, strokes, _ = drawn()
     assert rules_of(HABITS, LABELS, [strokes]) == ALL
-    alone = np.where(strokes == 1, IGNORE, strokes)  # nobody drew a wall
+    alone = np.where(strokes == 1, IGNORE, strokes)  # the wall is not drawn
     assert rules_of(HABITS, LABELS, [alone]).convex == ((2, None),)
     assert rules_of({"core": ("convex",)}, LABELS, [strokes]) == Rules(convex=((2, None),))
     assert rules_of({}, LABELS, [strokes]) == Rules()
 
 
-def test_without_habits_only_the_strokes_are_put_in_place() -> None:
+def test_without_habits_only_strokes_are_enforced() -> None:
     image, strokes, _ = drawn()
     found = straighten(image, strokes, np.full(strokes.shape, 3), Rules())
     assert np.array_equal(found, np.where(strokes >= 0, strokes, 3))
 
 
-def test_right_labels_stay_as_they_are() -> None:
+def test_correct_labels_are_unchanged() -> None:
     image, strokes, truth = drawn()
     assert np.array_equal(straighten(image, strokes, truth, ALL), truth)
 
 
-def test_a_slice_without_strokes_stays_as_it_is() -> None:
+def test_slice_without_strokes_is_unchanged() -> None:
     image, strokes, truth = drawn()
     blank, network = np.full_like(strokes, IGNORE), np.where(X < 5, 3, truth)
     assert np.array_equal(straighten(image, blank, network, ALL), network)
 
 
-def test_outside_the_ring_lies_its_class() -> None:
+def test_outside_the_ring_is_its_class() -> None:
     image, strokes, truth = drawn()
     network = truth.copy()
     network[:4, :4] = 1
@@ -66,7 +66,7 @@ def test_outside_the_ring_lies_its_class() -> None:
     assert found[40, 78] == 0
 
 
-def test_pieces_without_a_stroke_go_to_what_is_nearest() -> None:
+def test_components_without_a_stroke_take_the_nearest_label() -> None:
     image, strokes, truth = drawn()
     network = truth.copy()
     network[15:18, 55:58] = 3  # in the background
@@ -76,7 +76,7 @@ def test_pieces_without_a_stroke_go_to_what_is_nearest() -> None:
     assert (kept == 3).sum() == (truth == 3).sum() + 9
 
 
-def test_a_class_without_a_stroke_is_absent_unless_nobody_looked_for_it() -> None:
+def test_class_without_a_stroke_is_removed_if_annotated() -> None:
     image, strokes, truth = drawn()
     strokes = np.where(strokes == 3, IGNORE, strokes)
     assert not (straighten(image, strokes, truth, ALL) == 3).any()
@@ -100,7 +100,7 @@ def test_a_dark_cavity_in_a_bright_wall_is_found_alike() -> None:
     assert np.array_equal(straighten(1 - image, strokes, network, ALL), truth)
 
 
-def test_brightness_is_compared_along_the_line_between_two_classes_in_all_channels() -> None:
+def test_intensity_comparison_uses_all_channels() -> None:
     image, strokes, truth = drawn()
     network = np.where((AWAY >= 11) & (AWAY < 14), 1, truth)
     two = np.concatenate([np.full_like(image, 0.3), image])
@@ -122,7 +122,7 @@ def test_plain_convex_fills_dents_but_takes_no_other_structure() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([ALL, Rules(0, (1, 2), ((2, None), (3, None))), Rules()]))
-def test_strokes_always_win(seed: int, rules: Rules) -> None:
+def test_strokes_take_precedence(seed: int, rules: Rules) -> None:
     image, strokes, _ = drawn()
     network = np.random.default_rng(seed).integers(0, 4, (8, 8)).repeat(10, 0).repeat(10, 1)
     found = straighten(image, strokes, network, rules)
@@ -132,7 +132,7 @@ def test_strokes_always_win(seed: int, rules: Rules) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
-def test_a_plain_convex_structure_is_straightened_once(seed: int) -> None:
+def test_straightening_a_convex_structure_is_idempotent(seed: int) -> None:
     image, strokes, _ = drawn()
     rules = Rules(convex=((2, None),))
     network = np.random.default_rng(seed).integers(0, 4, (8, 8)).repeat(10, 0).repeat(10, 1)
@@ -141,15 +141,59 @@ def test_a_plain_convex_structure_is_straightened_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("radius", [5, 9, 12])
-def test_a_core_in_its_wall_is_straightened_once(radius: int) -> None:
+def test_straightening_a_core_in_its_wall_is_idempotent(radius: int) -> None:
     image, strokes, truth = drawn()
     once = straighten(image, strokes, np.where((truth == 2) & (radius <= AWAY), 1, truth), ALL)
     assert np.array_equal(once, truth)
     assert np.array_equal(straighten(image, strokes, once, ALL), once)
 
 
-def test_many_slices_in_threads_are_as_each_alone() -> None:
+def probabilities(labels: np.ndarray, unsure: np.ndarray, second: int, share: float = 0.6) -> np.ndarray:
+    """(K, H, W) uint8: certain of `labels`, but with only `share` where `unsure`, and the rest on class `second`."""
+    p = (np.arange(4)[:, None, None] == labels).astype(float)
+    p[:, unsure] *= share
+    p[second][unsure] += 1 - share
+    return np.round(255 * p).astype(np.uint8)
+
+
+def test_undecided_pixels_take_the_class_of_their_intensity() -> None:
     image, strokes, truth = drawn()
-    networks = [np.where(r > AWAY, 2, truth) for r in (3, 8, 20)]
-    found = straighten_all(((image, strokes, network, None) for network in networks), ALL)
-    assert np.array_equal(found, np.stack([straighten(image, strokes, network, ALL) for network in networks]))
+    too_large = np.where((truth == 1) & (AWAY < 16), 2, truth)  # two rings of the wall predicted as core
+    p = probabilities(too_large, too_large != truth, second=1)
+    assert np.array_equal(decide(image, strokes, p, 0.5), truth)
+    assert np.array_equal(decide(np.repeat(image, 3, axis=0), strokes, p, 0.5), truth)  # channels count as one
+    assert np.array_equal(decide(np.full_like(image, 0.5), strokes, p, 0.5), too_large)  # intensity says nothing
+    confident = probabilities(too_large, too_large != truth, second=1, share=0.85)
+    assert np.array_equal(decide(image, strokes, confident, 0.5), too_large)
+    assert np.array_equal(decide(image, np.full_like(strokes, IGNORE), p, 0.5), too_large)
+
+
+def test_intensity_decides_for_no_class_that_is_absent() -> None:
+    image, strokes, truth = drawn()
+    without = np.where(truth == 3, 0, truth)  # neither predicted nor drawn, but bright as the undecided pixels
+    p = probabilities(without, truth == 3, second=3)
+    assert not (decide(image, np.where(strokes == 3, IGNORE, strokes), p, 5.0) == 3).any()
+
+
+def test_an_undecided_wall_ends_at_twice_the_distance_of_its_stroke() -> None:
+    _, strokes, truth = drawn()
+    thick = np.where((AWAY >= 22) & (AWAY < 27), 1, truth)  # the stroke, at 18, is the middle of 14 to 22
+    unsure = probabilities(thick, (thick == 1) & (AWAY > 19), second=0)
+    cut = cut_wall(thick, strokes, unsure, 2, 1)
+    assert not (cut[AWAY > 24] == 1).any()
+    assert (cut[(AWAY >= 14) & (AWAY < 21)] == 1).all()
+    assert np.array_equal(cut[truth == 2], truth[truth == 2])
+    sure = probabilities(thick, np.zeros(thick.shape, bool), second=0)
+    assert np.array_equal(cut_wall(thick, strokes, sure, 2, 1), thick)
+    assert np.array_equal(cut_wall(truth, strokes, probabilities(truth, truth == 1, second=0), 2, 1), truth)
+    assert np.array_equal(cut_wall(thick, np.full_like(strokes, IGNORE), unsure, 2, 1), thick)
+
+
+def test_threads_do_not_change_the_result() -> None:
+    image, strokes, truth = drawn()
+    networks = [np.where(r > AWAY, 2, truth) for r in range(3, 20)] * 10  # more than wait at a time
+    slices = [Predicted(image, strokes, probabilities(labels, AWAY > 15, second=1)) for labels in networks]
+    found = straighten_all(iter(slices), ALL, 0.5, True)
+    assert np.array_equal(found, np.stack([correct(one, ALL, 0.5, True) for one in slices]))
+    plain = straighten_all(iter(slices[:3]), ALL)
+    assert np.array_equal(plain, np.stack([straighten(image, strokes, labels, ALL) for labels in networks[:3]]))

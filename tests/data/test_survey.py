@@ -1,4 +1,4 @@
-"""What is read of a dataset before planning."""
+"""The survey of a dataset."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_sizes_intensities_and_strokes(make: Make) -> None:
     assert not found.pictures
 
 
-def test_hounsfield_units_are_told_by_air_and_bone(make: Make) -> None:
+def test_hounsfield_units_are_recognised(make: Make) -> None:
     image = np.linspace(-1000, 1500, 400).reshape(1, 20, 20).astype(np.int16)
     label = drawn((1, 20, 20), k1=(slice(9, 10), slice(0, 20)))
     found = survey(make((image, label)))
@@ -79,7 +79,7 @@ def test_hounsfield_units_are_told_by_air_and_bone(make: Make) -> None:
     assert image[0, 9, 0] <= low < high <= image[0, 9, 19]
 
 
-def test_only_so_many_cases_are_read(make: Make) -> None:
+def test_survey_reads_a_limited_number_of_cases(make: Make) -> None:
     pair = (np.zeros((1, 4, 4), np.int16), drawn((1, 4, 4), k1=(slice(0, 1), slice(0, 1))))
     dataset = make(*[pair] * (CASES + 11))
     found = survey(dataset)
@@ -87,7 +87,7 @@ def test_only_so_many_cases_are_read(make: Make) -> None:
     assert {dataset.cases[0], dataset.cases[-1]} <= set(found.cases)
 
 
-def test_strokes_that_vanish_are_named(make: Make) -> None:
+def test_lost_strokes_are_listed(make: Make) -> None:
     label = drawn((1, 40, 40), k1=(slice(0, 1), slice(0, 40)))
     label[0, 0, 1] = 2
     dataset = make((np.zeros((1, 40, 40), np.int16), label))

@@ -1,1 +1,1 @@
-"""Data in and out: formats, checks, splits, scribble simulation, the phantom, the training store."""
+"""Datasets, checks, importers, preprocessing, the training store, stroke habits, batches."""

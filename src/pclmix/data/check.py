@@ -1,4 +1,4 @@
-"""What must hold before anyone trains: every file of a dataset is read, and what is wrong becomes a finding."""
+"""`pclmix check`: read every file of a dataset and report problems as findings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from pclmix.config import Data
-from pclmix.data.case_files import CaseFiles
-from pclmix.data.check_case import EMPTY, CaseCheck, check_case
-from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES, SPLITS, Dataset
-from pclmix.data.findings import ClassShare, Finding, Report
+from pclmix.data.case import EMPTY, CaseCheck, CaseFiles, ClassShare, Finding, Report, check_case
+from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES, SPLITS, Dataset, Split, patient_of
 from pclmix.data.habits import CASES, HOLDS, HabitReport, Tally
 from pclmix.data.preprocess import Preprocessing
-from pclmix.data.splits import Split, patient_of
 from pclmix.errors import PclmixError, nearest
-from pclmix.io.progress import in_threads
+from pclmix.io.threads import in_threads
 from pclmix.io.volume import ENDINGS, ending_of
 
 
@@ -33,8 +30,8 @@ def check(
 ) -> Report:
     """Read every file of `cases` (default: all) and report. With `references` False no dense mask is opened.
 
-    `habits` tests how the strokes were drawn, in up to CASES cases. `size` is the working size (H, W) whose strokes
-    are looked at, by default that of the settings.
+    `habits` tests stroke habits in up to CASES cases. `size` is the working size (H, W) at which strokes are
+    examined, by default that of the settings.
     """
     look = Preprocessing(size or Data().size)
     chosen = tuple(dataset.cases if cases is None else cases)
@@ -66,7 +63,7 @@ def check(
 
 
 def check_folder(root: Path, *, size: tuple[int, int] | None = None, show: bool = False) -> Report:
-    """`check` of a folder; where not even dataset.json can be read, that is the one finding."""
+    """`check` of a folder; if dataset.json cannot be read, that is the only finding."""
     try:
         dataset = Dataset.open(root)
     except PclmixError as error:
@@ -75,7 +72,7 @@ def check_folder(root: Path, *, size: tuple[int, int] | None = None, show: bool 
 
 
 def require_sound(dataset: Dataset, findings: Sequence[Finding]) -> None:
-    """Refuse a dataset with errors among what was found, in one message."""
+    """Raise one error if there are errors among the findings."""
     merged = _merged_channels(list(findings), dataset)
     report = Report(str(dataset.root), findings=tuple(sorted(merged, key=lambda f: f.level)))
     if report.errors:
@@ -124,7 +121,7 @@ def _split_problems(splits: Sequence[Split], pattern: str) -> list[str]:
 
 
 def _check_names(dataset: Dataset) -> list[Finding]:
-    """Names that belong to no case, and counts that dataset.json has wrong."""
+    """Names that belong to no case, and wrong counts in dataset.json."""
     root, ending = dataset.root, dataset.ending
     findings = []
 
@@ -170,7 +167,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _all_empty(dataset: Dataset, found: Sequence[CaseCheck]) -> list[Finding]:
-    """Unlabelled cases are welcome beside labelled ones."""
+    """Unlabelled cases are allowed if others are labelled."""
     read = [case for case in found if case.strokes is not None]
     if not read or any(case.strokes is not None and case.strokes.sum() for case in read):
         return []
@@ -179,31 +176,31 @@ def _all_empty(dataset: Dataset, found: Sequence[CaseCheck]) -> list[Finding]:
 
 
 def _merged_channels(findings: list[Finding], dataset: Dataset) -> list[Finding]:
-    """One finding for all images whose channels are not those of dataset.json: it is one mistake, made there."""
+    """One finding for all images whose channels differ from dataset.json: the mistake is there."""
     wrong = [finding for finding in findings if finding.kind == "channels"]
     if len(wrong) < 2:
         return findings
     message = (
         f"{dataset.root / 'dataset.json'}: channel_names names {len(dataset.channels)} channels, which "
-        f"{len(wrong)} cases do not have, {wrong[0].case} for one: {wrong[0].message}"
+        f"{len(wrong)} cases do not have, such as {wrong[0].case}: {wrong[0].message}"
     )
     one = Finding("error", "channels", message, wrong[0].case, "dataset.json", len(wrong))
     return [one, *(finding for finding in findings if finding.kind != "channels")]
 
 
 def _habit_warnings(dataset: Dataset, seen: Sequence[HabitReport]) -> list[Finding]:
-    """Stated habits that do not hold, or that no slice could tell of."""
+    """Stated habits that do not hold, or that no slice could test."""
     found = []
     for habit in seen:
         if not habit.stated or habit.best.share >= HOLDS:
             continue
         source = "dense masks" if habit.masks.tested else "strokes"
         text = (
-            f"it held in {habit.best.held} of {habit.best.tested} slices by their {source}"
+            f"by the {source}, it holds in {habit.best.held} of {habit.best.tested} slices"
             if habit.best.tested
-            else "no slice can tell (is the class drawn, and for 'midline' another one inside it?)"
+            else "no slice could be tested (is the class drawn, and for 'midline' a class inside it?)"
         )
-        message = f"{dataset.root / 'dataset.json'}: {habit.name} is said to be drawn by '{habit.habit}', but {text}"
+        message = f"{dataset.root / 'dataset.json'}: habit '{habit.habit}' of {habit.name}: {text}"
         found.append(
             Finding("warning", "habit", message, file="dataset.json", count=habit.best.tested - habit.best.held)
         )
@@ -211,13 +208,13 @@ def _habit_warnings(dataset: Dataset, seen: Sequence[HabitReport]) -> list[Findi
 
 
 def _sform_warning(disagreements: Sequence[tuple[str, str]]) -> list[Finding]:
-    """One warning for the whole dataset: it is a habit of whoever wrote the files, not of one case."""
+    """One warning for the whole dataset: it comes from the software that wrote the files."""
     found = [(case, text) for case, text in disagreements if text]
     if not found:
         return []
     case, text = found[0]
     message = (
-        f"sform and pixdim disagree in {len(found)} of {len(disagreements)} images, {case} for one: {text}. "
+        f"sform and pixdim disagree in {len(found)} of {len(disagreements)} images, such as {case}: {text}. "
         "Millimetres are taken from pixdim; the files are left as they are"
     )
     return [Finding("warning", "sform", message, count=len(found))]

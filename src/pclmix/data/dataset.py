@@ -1,4 +1,4 @@
-"""A dataset on disk: nnU-Net v2 raw, with scribbles in labelsTr and, beside it, dense masks in referenceTr."""
+"""A dataset on disk: nnU-Net v2 raw, with scribbles in labelsTr and dense masks in referenceTr; splits by patient."""
 
 from __future__ import annotations
 
@@ -12,11 +12,116 @@ import numpy as np
 import numpy.typing as npt
 
 from pclmix.data.habits import Habits, parse_habits
-from pclmix.data.splits import PATIENT_PATTERN, Split, default_splits
 from pclmix.errors import PclmixError, nearest
 from pclmix.io.files import KeptFiles, atomic_path, read_json, write_json
 from pclmix.io.volume import ENDINGS, Geometry, Volume, ending_of, read_image, read_labels
 from pclmix.labels import IntArray, Labels
+
+#: The patient of `patient001_frame12`, `case7_ED`, `P3-t02` or `p7_frame01_slice_3` is the part before the frame.
+#: A bare number is a frame only after a number (`patient001_02`): the one in `BRATS_001` or `img_0001` is the patient.
+PATIENT_PATTERN = (
+    r"^(?P<patient>.+?)(?:[_-](?:frame|fr|time|phase|slice|slc|t|z)[_-]?\d+|[_-](?:ED|ES)|(?<=\d)[_-]\d{1,2})*$"
+)
+_ACDC = re.compile(r"^patient(\d{3})(?:_frame\d+)?$")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One fold: cases to train on and cases to test on (nnU-Net calls the latter `val`)."""
+
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+
+
+def patient_of(case: str, pattern: str = PATIENT_PATTERN) -> str:
+    """The patient a case belongs to; the case itself where the pattern does not match.
+
+    >>> patient_of("patient001_frame12"), patient_of("scan_a"), patient_of("P3_ED")
+    ('patient001', 'scan_a', 'P3')
+    """
+    match = re.match(pattern, case, re.IGNORECASE)
+    return match.group("patient") if match and match.groupdict().get("patient") else case
+
+
+def group_by_patient(cases: Sequence[str], pattern: str = PATIENT_PATTERN) -> dict[str, list[str]]:
+    """Patients in sorted order, each with its cases in sorted order."""
+    groups: dict[str, list[str]] = {}
+    for case in sorted(cases):
+        groups.setdefault(patient_of(case, pattern), []).append(case)
+    return groups
+
+
+def acdc_splits(cases: Sequence[str]) -> list[Split]:
+    """ACDC's five folds of 20 consecutive patient numbers, (n - 1) // 20; folds without a case are left out."""
+    folds: dict[int, list[str]] = {}
+    for case in sorted(cases):
+        match = _ACDC.match(case)
+        if not match:
+            raise PclmixError(f"case '{case}' is not named patientXXX_frameYY, so it has no ACDC fold")
+        folds.setdefault((int(match.group(1)) - 1) // 20, []).append(case)
+    return _from_folds([folds[k] for k in sorted(folds)])
+
+
+def patient_splits(
+    cases: Sequence[str], count: int, *, seed: int | None = None, pattern: str = PATIENT_PATTERN
+) -> list[Split]:
+    """`count` folds of whole patients: consecutive in sorted order, or shuffled by `seed`."""
+    groups = list(group_by_patient(cases, pattern).values())
+    if count < 1 or count > len(groups):
+        raise PclmixError(f"cannot make {count} folds from {len(groups)} patients; ask for 1 to {len(groups)}")
+    order = np.arange(len(groups)) if seed is None else np.random.default_rng(seed).permutation(len(groups))
+    parts = np.array_split(order, count)
+    return _from_folds([[case for g in sorted(part) for case in groups[g]] for part in parts])
+
+
+def default_splits(cases: Sequence[str], pattern: str = PATIENT_PATTERN) -> list[Split]:
+    """ACDC's folds where every case is named like ACDC's, else min(5, patients) folds."""
+    if cases and all(_ACDC.match(case) for case in cases):
+        return acdc_splits(cases)
+    return patient_splits(cases, min(5, len(group_by_patient(cases, pattern))), pattern=pattern)
+
+
+def make_splits(
+    cases: Sequence[str],
+    *,
+    kind: str = "patient",
+    count: int | None = None,
+    seed: int | None = None,
+    pattern: str = PATIENT_PATTERN,
+) -> list[Split]:
+    """Folds of the requested kind: `acdc` has its own number and order, `patient` takes `count` and `seed`."""
+    if kind == "acdc":
+        splits = acdc_splits(cases)
+        if seed is not None or count not in (None, len(splits)):
+            raise PclmixError(
+                f"--kind acdc makes {len(splits)} folds in a fixed order here; leave --folds and --seed out"
+            )
+        return splits
+    if kind != "patient":
+        raise PclmixError(f"unknown kind of split '{kind}'.{nearest(kind, ('acdc', 'patient'))} Known: acdc, patient")
+    patients = len(group_by_patient(cases, pattern))
+    return patient_splits(cases, min(5, patients) if count is None else count, seed=seed, pattern=pattern)
+
+
+def _from_folds(folds: list[list[str]]) -> list[Split]:
+    everything = [case for fold in folds for case in fold]
+    return [Split(tuple(sorted(set(everything) - set(fold))), tuple(sorted(fold))) for fold in folds]
+
+
+def validation_cut(train: Sequence[str], share: float, seed: int, pattern: str = PATIENT_PATTERN) -> Split:
+    """Cut validation patients off the training cases (never off the test fold): (train, validation)."""
+    groups = list(group_by_patient(train, pattern).values())
+    count = round(share * len(groups))
+    if share <= 0:
+        return Split(tuple(train), ())
+    count = min(max(1, count), len(groups) - 1)
+    if count < 1:
+        raise PclmixError("a validation split needs at least two training patients; set data.validation=0")
+    chosen = set(np.random.default_rng(seed).permutation(len(groups))[:count].tolist())
+    kept = [case for g, group in enumerate(groups) if g not in chosen for case in group]
+    held = [case for g, group in enumerate(groups) if g in chosen for case in group]
+    return Split(tuple(kept), tuple(held))
+
 
 _REQUIRED = ("channel_names", "labels", "file_ending", "numTraining")
 _CHANNEL = re.compile(r"^(?P<case>.+)_\d{4}$")
@@ -39,8 +144,8 @@ class Dataset:
     patient_pattern: str = PATIENT_PATTERN
     name: str = ""
     habits: Habits = field(default_factory=dict)  #: class: how its strokes were drawn (see habits.py)
-    not_annotated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: case: classes nobody looked for in it
-    files: KeptFiles | None = field(default=None, compare=False, repr=False)  #: contents kept for the next reader
+    not_annotated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: case: classes not annotated in it
+    files: KeptFiles | None = field(default=None, compare=False, repr=False)  #: file contents kept in memory
 
     @classmethod
     def open(cls, root: Path) -> Dataset:
@@ -88,7 +193,7 @@ class Dataset:
             raise PclmixError(
                 f"{where}: patient_pattern {pattern[:100]!r} is not a regular expression: {error}"
             ) from error
-        if "patient" not in groups:  # every case would be a patient of its own, and folds would share patients
+        if "patient" not in groups:  # every case would be a separate patient, and folds would share patients
             raise PclmixError(
                 f"{where}: patient_pattern {pattern!r} has no group 'patient'; write it as in '(?P<patient>[^_]+)_'"
             )
@@ -107,16 +212,21 @@ class Dataset:
         )
 
     def annotated(self, case: str) -> npt.NDArray[np.bool_]:
-        """(K,) whether somebody looked for each class in this case: where not, its absence says nothing."""
+        """(K,) whether each class was annotated in this case: if not, its absence has no meaning."""
         return np.array([name not in self.not_annotated.get(case, ()) for name in self.labels.names])
 
     def image_paths(self, case: str) -> list[Path]:
-        """One file a channel, or one file for all where it is an RGB picture."""
+        """One file per channel, or one RGB file."""
         first = self.root / IMAGES / f"{case}_0000{self.ending}"
         rest = [self.root / IMAGES / f"{case}_{c:04d}{self.ending}" for c in range(1, len(self.channels))]
         if len(rest) == 2 and not any(p.exists() for p in rest) and self.ending in (".png", ".bmp", ".tif", ".tiff"):
             return [first]
         return [first, *rest]
+
+    @property
+    def is_colour(self) -> bool:
+        """Whether images are colour pictures: their three channels are in one file."""
+        return len(self.channels) == 3 and bool(self.cases) and len(self.image_paths(self.cases[0])) == 1
 
     def scribble_path(self, case: str) -> Path:
         return self.root / SCRIBBLES / f"{case}{self.ending}"
@@ -144,7 +254,7 @@ class Dataset:
         return self.labels.decode(array, str(path)), geometry
 
     def kept(self, path: Path) -> bytes | None:
-        """The content of a file where contents are kept."""
+        """The content of a file, if contents are kept."""
         return None if self.files is None else self.files.read(path)
 
     def splits(self) -> list[Split]:
@@ -178,7 +288,7 @@ class Dataset:
 
 
 class ChannelError(PclmixError):
-    """An image does not have the channels that dataset.json names: as a rule, no image has."""
+    """An image does not have the channels that dataset.json names; usually this affects all images."""
 
 
 def read_channels(paths: Sequence[Path], count: int, read: Callable[[Path], Volume] = read_image) -> Volume:
@@ -193,7 +303,9 @@ def read_channels(paths: Sequence[Path], count: int, read: Callable[[Path], Volu
         array = array[:1]  # a grey picture saved as RGB
     if array.shape[0] != count:
         colours = "; a colour picture has three: save it as grey" if (array.shape[0], count) == (3, 1) else ""
-        raise ChannelError(f"{paths[0]}: {array.shape[0]} channels found, {count} needed{colours}")
+        raise ChannelError(
+            f"{paths[0]}: {array.shape[0]} channel{'s' * (array.shape[0] > 1)} found, {count} needed{colours}"
+        )
     return Volume(array, volumes[0].geometry)
 
 
@@ -216,7 +328,7 @@ def write_splits(root: Path, splits: Sequence[Split]) -> None:
 
 
 def replace_splits(root: Path, splits: Sequence[Split]) -> None:
-    """Write other folds; those before stay beside them as splits_previous.json."""
+    """Write new folds; splits_previous.json keeps the old ones."""
     current = Path(root) / SPLITS
     if current.is_file():
         with atomic_path(current.with_name("splits_previous.json")) as temporary:
@@ -244,7 +356,7 @@ def _is_split(entry: Any) -> bool:
 
 
 def _cases(root: Path, ending: str) -> tuple[str, ...]:
-    """Every name found in imagesTr or labelsTr, so that `check` can say which half is missing."""
+    """Every name found in imagesTr or labelsTr, so that `check` can report which file is missing."""
     found = set()
     for path in (root / IMAGES).glob(f"[!.]*{ending}"):  # a name with a dot in front is hidden, not a case
         match = _CHANNEL.match(path.name[: -len(ending)])

@@ -1,10 +1,10 @@
-"""Stroke habits: how a dataset says its strokes were drawn, in words, per class, and whether that holds.
+"""Stroke habits: keywords per class that describe how strokes were drawn, and tests of them.
 
 dataset.json has `"habits": {"background": "ring", "LV": "convex", "Myo": "midline"}`; several words of one class are a
-list. A habit is knowledge that the strokes alone do not show, and it is true of one dataset, not of another: so it is
-stated with the data, and `pclmix check` tests it.
+list. A habit is knowledge about one dataset that the strokes alone do not show. It is therefore stated with the data,
+and `pclmix check` tests it.
 
-Everything here looks at one slice (H, W) at a time: strokes with IGNORE, and where there is one the dense mask.
+All functions work on one slice (H, W): strokes with IGNORE and, if available, the dense mask.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy.typing as npt
 from pclmix.errors import PclmixError, nearest
 from pclmix.labels import Labels
 
-#: The words and what they claim.
+#: The keywords and their meaning.
 HABITS = {
-    "ring": "its strokes go round everything else: outside the convex hull of all strokes of a slice lies this class",
-    "convex": "it is one convex piece in every slice",
-    "midline": "it is a wall round an inner class, and its stroke runs along the middle of the wall",
-    "pieces": "every piece of it in a slice has a stroke of it",
+    "ring": "its strokes surround everything else: pixels outside the convex hull of a slice's strokes are this class",
+    "convex": "it is one convex component in every slice",
+    "midline": "it is a wall around an inner class, and its stroke follows the middle of the wall",
+    "pieces": "every component of it in a slice has a stroke",
 }
 NONE = "none"  #: on the command line: no habit of this class
 #: Class name to habits, without classes that have none.
@@ -34,10 +34,10 @@ Habits = Mapping[str, tuple[str, ...]]
 Mask = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
-HOLDS = 0.9  #: share of slices from which on a stated habit is not warned of
-SUGGESTED = 0.97  #: share of slices from which on a habit is suggested,
-FEWEST = 8  #: if so many slices were looked at
-SLICES, CASES = 8, 100  #: looked at: of one case, and cases of a dataset, evenly spread
+HOLDS = 0.9  #: share of slices above which a stated habit gives no warning
+SUGGESTED = 0.97  #: share of slices above which a habit is suggested,
+FEWEST = 8  #: if at least this many slices were tested
+SLICES, CASES = 8, 100  #: slices per case and cases per dataset that are tested, evenly spread
 
 
 class Seen(NamedTuple):
@@ -63,7 +63,7 @@ class HabitReport:
 
     @property
     def best(self) -> Seen:
-        """The masks know; strokes only hint."""
+        """The test on masks if there is one, else that on strokes."""
         return self.masks if self.masks.tested else self.strokes
 
 
@@ -98,9 +98,9 @@ def _require_one_ring(habits: Habits, where: str) -> None:
 
 
 def override_habits(stated: Habits, given: object, labels: Labels) -> Habits:
-    """The dataset's habits, with those of the configuration in place of them for each class that it names.
+    """The dataset's habits; those of the configuration replace them for each class that it names.
 
-    `none` stays in the result, so that it can be given again and means the same.
+    `none` stays in the result, so that the result can be passed in again.
     """
     merged = {**stated, **parse_habits(given, labels, "habits")}
     _require_one_ring(merged, "habits")
@@ -108,7 +108,7 @@ def override_habits(stated: Habits, given: object, labels: Labels) -> Habits:
 
 
 def classes_with(habit: str, habits: Habits, labels: Labels) -> tuple[int, ...]:
-    """The classes that have a habit, as numbers in order."""
+    """The numbers of the classes that have a habit, in order."""
     return tuple(k for k, name in enumerate(labels.names) if habit in habits.get(name, ()))
 
 
@@ -126,7 +126,7 @@ def hull_mask(points: Mask) -> Mask:
 
 
 def _roof(rows: Array, ends: Array, at: Array) -> Array:
-    """The smallest concave function of the row that is nowhere below `ends`."""
+    """The upper concave envelope of `ends` over the rows."""
     corners: list[tuple[int, int]] = []
     for y, x in zip(rows.tolist(), ends.tolist(), strict=True):
         while len(corners) > 1:
@@ -151,18 +151,18 @@ def enclosed_class(strokes: Array, k: int, count: int) -> int | None:
 
 
 def habit_holds(habit: str, k: int, strokes: Array, mask: Array | None, count: int) -> bool | None:
-    """Whether a habit of class `k` of `count` holds in a slice; None where the slice cannot tell."""
+    """Whether a habit of class `k` of `count` holds in a slice; None where the slice does not allow a test."""
     if habit == "ring":
         return _ring_holds(k, strokes, mask)
     if k == 0:
-        return None  # the others are about structures
+        return None  # the other habits describe structures
     if habit == "convex":
         return _convex_holds(k, strokes, mask)
     return _midline_holds(k, strokes, mask, count) if habit == "midline" else _pieces_hold(k, strokes, mask)
 
 
 def _ring_holds(k: int, strokes: Array, mask: Array | None) -> bool | None:
-    """With a mask: 1 % of everything else lies outside the hull of all strokes at most.
+    """With a mask: at most 1 % of the other classes lies outside the hull of all strokes.
 
     Else: the hull of the ring holds 98 % of the other strokes, and it lies in 12 of 16 directions from their middle.
     """
@@ -181,7 +181,7 @@ def _ring_holds(k: int, strokes: Array, mask: Array | None) -> bool | None:
 
 
 def _outside(drawn: Mask, objects: Mask) -> int:
-    """How many of the objects' pixels lie outside the hull of what is drawn and a pixel around it."""
+    """The number of object pixels outside the hull of the drawn pixels, dilated by one pixel."""
     hull = np.pad(hull_mask(drawn), 1)
     near = hull[1:-1, 1:-1] | hull[:-2, 1:-1] | hull[2:, 1:-1] | hull[1:-1, :-2] | hull[1:-1, 2:]
     return int(np.count_nonzero(objects & ~near))
@@ -190,7 +190,7 @@ def _outside(drawn: Mask, objects: Mask) -> int:
 def _convex_holds(k: int, strokes: Array, mask: Array | None) -> bool | None:
     """With a mask: the class fills 95 % of its hull. Else: the hull of its strokes has no others in it.
 
-    Strokes can only refute it.
+    Strokes alone can only refute it.
     """
     own = (strokes if mask is None else mask) == k
     if not own.any():
@@ -207,7 +207,7 @@ def _convex_holds(k: int, strokes: Array, mask: Array | None) -> bool | None:
 def _midline_holds(k: int, strokes: Array, mask: Array | None, count: int) -> bool | None:
     """With a mask: the stroke lies between 0.35 and 0.65 of the way through the wall, as a median over the slice.
 
-    Else: a class lies inside the wall's stroke; where there is none, the slice cannot tell.
+    Else: a class lies inside the wall's stroke; without one there is no test.
     """
     from scipy import ndimage
 
@@ -228,7 +228,7 @@ def _midline_holds(k: int, strokes: Array, mask: Array | None, count: int) -> bo
 
 
 def _pieces_hold(k: int, strokes: Array, mask: Array | None) -> bool | None:
-    """Every piece has a stroke, crumbs below 2 % of the largest aside. Only masks can tell."""
+    """Every component has a stroke, except those below 2 % of the largest. Needs masks."""
     from scipy import ndimage
 
     if mask is None or not (mask == k).any():
@@ -255,7 +255,7 @@ class Tally:
     def add_case(self, strokes: Array, mask: Array | None, count: int, stated: Iterable[tuple[int, str]]) -> None:
         """Look at up to SLICES slices (Z, H, W) that have strokes, evenly spread.
 
-        The ring is looked for in the background and where it is stated, other habits in every foreground class.
+        The ring is tested for the background and where it is stated, other habits for every foreground class.
         """
         asked = {(0, "ring"), *((k, habit) for k in range(1, count) for habit in HABITS if habit != "ring"), *stated}
         slices = np.flatnonzero((strokes >= 0).any(axis=(1, 2)))
@@ -282,7 +282,7 @@ class Tally:
             self.drawn[k] = self.drawn.get(k, 0) + n
 
     def report(self, labels: Labels, stated: Habits) -> tuple[HabitReport, ...]:
-        """The stated habits, and those that seem to hold."""
+        """The stated habits, and those that the data support."""
         found = []
         for (k, habit), row in sorted(self.counts.items()):
             said = habit in stated.get(labels.names[k], ())
@@ -292,7 +292,7 @@ class Tally:
         return tuple(found)
 
     def _seems(self, k: int, one: HabitReport) -> bool:
-        """Strokes alone show a ring. For the other habits they can only refute one, so that masks are needed."""
+        """Strokes alone can show a ring. The other habits need masks, since strokes can only refute them."""
         seen = one.best if one.habit == "ring" else one.masks
         enough = seen.tested >= max(FEWEST, self.drawn.get(k, 0) / 2)
         return enough and seen.share >= SUGGESTED

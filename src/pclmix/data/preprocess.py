@@ -1,13 +1,17 @@
-"""The one preprocessing of training, prediction and export: intensities to [0, 1], slices and labels to working size.
+"""The one preprocessing of training, prediction and export: intensities to [0, 1], working size, patches.
 
-Images are resized linearly (averaged when shrinking). Labels are picked, never interpolated, and drawn lines survive
+Images are resized linearly (averaged when shrinking). Labels are never interpolated, and drawn lines survive
 shrinking. Resizing is two small matrices, R_h @ image @ R_w^T: one definition for NumPy and for tensors on any device.
-Almost all their weights are zero, so NumPy adds up the few that are not. A matrix product would also wake the threads
-of its library, which spin on for a while and take the cores from a network that predicts: 1.4 times the time.
+Almost all weights are zero, and NumPy adds only the others. A matrix product would also start the threads of its
+library, which spin and take cores from the network: prediction took 1.4 times as long.
+
+A sliding window moves by half its side at most. Predictions are averaged with a Gaussian weight, since a network is
+least accurate at the border of its input. NumPy arrays and tensors are treated alike; nothing here imports torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -28,7 +32,7 @@ _REGIONS = 0.5
 
 @dataclass(frozen=True)
 class Frame:
-    """Where an image lies in the working picture: rows top to top + height, columns left to left + width."""
+    """Position of an image in the padded working image: rows top to top + height, columns left to left + width."""
 
     top: int
     left: int
@@ -38,11 +42,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a slice becomes what the network sees.
+    """Converts slices to network input.
 
-    With aspect `keep` a slice is scaled until it fits into `size` and lies in its middle, the rest being padded: 0 in
-    images, IGNORE in labels. With `stretch` it fills `size`. Intensities are scaled per slice or per volume, or from
-    the fixed `window` (low, high) in the image's own unit, as CT is.
+    With aspect `keep` a slice is scaled to fit into `size`, centred and padded: 0 in images, IGNORE in labels. With
+    `stretch` it fills `size`. Intensities are scaled per slice or per volume, or from the fixed `window` (low, high) in
+    the image's own unit, as CT is.
     """
 
     size: tuple[int, int]
@@ -51,7 +55,7 @@ class Preprocessing:
     window: tuple[float, float] | None = field(default=None, kw_only=True)
 
     def frame(self, shape: tuple[int, int]) -> Frame:
-        """Where slices of `shape` (H, W) lie in the working picture."""
+        """Position of slices of `shape` (H, W) in the working image."""
         h, w = self.size
         if self.aspect == "stretch":
             return Frame(0, 0, h, w)
@@ -83,7 +87,7 @@ class Preprocessing:
         return resize_linear(scores[..., f.top : f.top + f.height, f.left : f.left + f.width], shape)
 
     def restoring_matrices(self, shape: tuple[int, int]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """`restored` as R_h @ scores @ R_w^T, with no weight on what is padding: (H, h) and (W, w)."""
+        """`restored` as R_h @ scores @ R_w^T, without weight on padding: (H, h) and (W, w)."""
         f = self.frame(shape)
         return (
             _wider(linear_matrix(f.height, shape[0]), self.size[0], f.top),
@@ -109,7 +113,7 @@ def normalise(
     `window` is the range of intensity `window`; what lies outside it is cut off.
     """
     if intensity == "window":
-        assert window is not None  # the configuration and the model's description have checked it
+        assert window is not None  # validated by the configuration and the model's description
         bottom, top = np.float32(window[0]), np.float32(window[1])
         cut: npt.NDArray[np.float32] = np.clip((array.astype(np.float32) - bottom) / (top - bottom), 0, 1)
         return cut
@@ -171,7 +175,7 @@ def nearest_index(source: int, target: int) -> npt.NDArray[np.int64]:
 
 
 def resize_nearest(array: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
-    """Resize labels (..., H, W) to (..., *size): values are picked, never made."""
+    """Resize labels (..., H, W) to (..., *size) by nearest neighbour."""
     h, w = array.shape[-2:]
     return array[..., nearest_index(h, size[0])[:, None], nearest_index(w, size[1])[None, :]]
 
@@ -188,10 +192,10 @@ def target_index(source: int, target: int) -> npt.NDArray[np.int64]:
 def reduce_labels(labels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
     """Resize labels (Z, H, W) with IGNORE to (Z, *size) such that every drawn line stays a line of its class.
 
-    A target pixel takes the class of the strokes whose pixels it holds. Where it holds several classes, the one that
-    covers the fewest target pixels of the slice gets it: the others have more elsewhere. Growing repeats pixels. A
-    slice that is mostly labelled holds regions instead of strokes and is sampled at pixel centres. In both cases a
-    class of a slice keeps at least one pixel, unless that would take the last one of another class.
+    A target pixel takes the class of the strokes whose pixels it holds. Of several classes, the one that covers the
+    fewest target pixels of the slice gets it. Enlarging repeats pixels. A slice that is mostly labelled holds regions
+    instead of strokes and is sampled at pixel centres. In both cases each class of a slice keeps at least one pixel, if
+    necessary a neighbouring one, as long as there are as many pixels as classes.
     """
     h, w = size
     grown = resize_nearest(labels, (max(h, labels.shape[1]), max(w, labels.shape[2])))
@@ -213,32 +217,38 @@ def reduce_labels(labels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArra
             covered = np.bincount(k, minlength=count)
             order = np.lexsort((pixels, -covered[k]))
             flat[cell[order]] = k[order]  # a repeated index takes the last value: that of the rarest class
-        _rescue(flat, cell, k, pixels)
+        _rescue(target, cell, k, pixels)
     return out
 
 
 def _rescue(
-    flat: npt.NDArray[Any], cell: npt.NDArray[np.int64], k: npt.NDArray[np.int64], pixels: npt.NDArray[np.int64]
+    target: npt.NDArray[Any], cell: npt.NDArray[np.int64], k: npt.NDArray[np.int64], pixels: npt.NDArray[np.int64]
 ) -> None:
-    """Give each class that has gone the pixel in which most of it was drawn, if its owner has others."""
+    """Give each lost class the pixel that holds most of it, or else the nearest one; no other class loses its last."""
+    flat = target.reshape(-1)
     left = np.bincount(flat[flat >= 0], minlength=int(k.max()) + 1)
     for lost in np.unique(k):
         if left[lost]:
             continue
         own = np.flatnonzero(k == lost)
-        for place in cell[own[np.argsort(-pixels[own], kind="stable")]]:
-            owner = flat[place]
-            if owner >= 0 and left[owner] == 1:
+        places = cell[own[np.argsort(-pixels[own], kind="stable")]]
+        free = (flat < 0) | (left[flat] > 1)
+        place = next(iter(places[free[places]]), None)
+        if place is None:
+            around = np.flatnonzero(free)
+            if not len(around):
                 continue
-            if owner >= 0:
-                left[owner] -= 1
-            left[lost] += 1
-            flat[place] = lost
-            break
+            width = target.shape[1]
+            away = np.hypot(around // width - places[0] // width, around % width - places[0] % width)
+            place = around[away.argmin()]
+        if flat[place] >= 0:
+            left[flat[place]] -= 1
+        left[lost] += 1
+        flat[place] = lost
 
 
 def kept_pixels(labels: npt.NDArray[Any], reduced: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Of the drawn pixels of labels (Z, H, W), those of each class that `reduced` (Z, h, w) still shows: (count,)."""
+    """Number of drawn pixels of labels (Z, H, W), per class, that `reduced` (Z, h, w) preserves: (count,)."""
     z, y, x = np.nonzero(labels >= 0)
     row = target_index(labels.shape[1], reduced.shape[1])[y]
     column = target_index(labels.shape[2], reduced.shape[2])[x]
@@ -259,3 +269,97 @@ def _wider(matrix: npt.NDArray[np.float32], columns: int, first: int) -> npt.NDA
     out = np.zeros((matrix.shape[0], columns), np.float32)
     out[:, first : first + matrix.shape[1]] = matrix
     return out
+
+
+#: Step of the sliding window and standard deviation of its Gaussian weight, in sides of a patch.
+STEP, SIGMA = 0.5, 0.125
+#: Smallest weight relative to the largest, so that corners covered by a single window keep their precision.
+FLOOR = 1e-3
+#: Drawn pixels kept per class and slice as crop centres.
+PLACES = 16
+
+
+def starts(length: int, patch: int) -> list[int]:
+    """First pixels of the windows along one axis, evenly spread from border to border.
+
+    >>> starts(10, 4), starts(4, 4)
+    ([0, 2, 4, 6], [0])
+    """
+    count = -(-(length - patch) // max(1, int(STEP * patch))) + 1
+    return [int(n) for n in np.linspace(0, length - patch, count).round()]
+
+
+def windows(size: tuple[int, int], patch: tuple[int, int]) -> list[tuple[int, int]]:
+    """Top and left of every window over a slice of `size` (H, W)."""
+    return [(top, left) for top in starts(size[0], patch[0]) for left in starts(size[1], patch[1])]
+
+
+@lru_cache(maxsize=32)
+def gaussian(patch: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """Weights (h, w) of a window's predictions, largest in its middle."""
+    rows, columns = (
+        np.exp(-0.5 * ((np.arange(side) - (side - 1) / 2) / (SIGMA * side)) ** 2).astype(np.float32) for side in patch
+    )
+    weight: npt.NDArray[np.float32] = np.maximum(np.outer(rows, columns), FLOOR)
+    weight.setflags(write=False)
+    return weight
+
+
+def slide(
+    forward: Callable[[Any], Any],
+    slices: Any,
+    patch: tuple[int, int],
+    zeros: Callable[[tuple[int, ...]], Any],
+    weight: Any,
+) -> Any:
+    """Scores (B, K, H, W) of slices (B, C, H, W) from a network that sees patches (B, C, h, w).
+
+    `zeros` makes an array of a shape, and `weight` is `gaussian(patch)`, both of the kind that `forward` returns.
+    """
+    height, width = slices.shape[-2:]
+    total: Any = None
+    mass = zeros((height, width))
+    for top, left in windows((height, width), patch):
+        part = (..., slice(top, top + patch[0]), slice(left, left + patch[1]))
+        scores = forward(slices[part])
+        if total is None:
+            total = zeros((*scores.shape[:2], height, width))
+        total[part] += scores * weight
+        mass[part] += weight
+    return total / mass
+
+
+class Crops:
+    """Positions of training crops: around a drawn pixel of a random class of the slice.
+
+    Every class of a slice is as likely as every other; a slice without strokes is cropped anywhere.
+    """
+
+    def __init__(self, labels: npt.NDArray[np.int16], patch: tuple[int, int], seed: int) -> None:
+        """`labels` (N, H, W) are read once."""
+        self.patch, self.seed, self.size = patch, seed, labels.shape[-2:]
+        self.places = [_places(label, np.random.default_rng([seed, n])) for n, label in enumerate(labels)]
+
+    def corner(self, index: int, position: int) -> tuple[int, int]:
+        """Top and left of the crop of slice `index` at one position of the training order; depends on nothing else."""
+        draw = np.random.default_rng([self.seed, 1, position])
+        (height, width), (h, w) = self.size, self.patch
+        places = self.places[index]
+        if not places:
+            return int(draw.integers(height - h + 1)), int(draw.integers(width - w + 1))
+        chosen = places[int(draw.integers(len(places)))]
+        y, x = chosen[int(draw.integers(len(chosen)))]
+        top, left = int(y) - int(draw.integers(h)), int(x) - int(draw.integers(w))
+        return min(max(top, 0), height - h), min(max(left, 0), width - w)
+
+
+def _places(label: npt.NDArray[np.int16], draw: np.random.Generator) -> list[npt.NDArray[np.int64]]:
+    """Up to PLACES drawn pixels (y, x) of each class of a slice (H, W)."""
+    rows, columns = np.nonzero(label != IGNORE)
+    classes = label[rows, columns]
+    found = []
+    for k in np.unique(classes):
+        own = np.flatnonzero(classes == k)
+        own = own if len(own) <= PLACES else draw.choice(own, PLACES, replace=False)
+        found.append(np.stack([rows[own], columns[own]], axis=1))
+    return found

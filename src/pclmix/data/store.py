@@ -21,30 +21,28 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from pclmix.data.case_files import CaseFiles, Source
+from pclmix.data.case import CaseFiles, Finding, Source, check_case
 from pclmix.data.check import require_sound
-from pclmix.data.check_case import check_case
 from pclmix.data.dataset import Dataset
-from pclmix.data.findings import Finding
 from pclmix.data.preprocess import Preprocessing, kept_pixels
 from pclmix.errors import PclmixError
 from pclmix.io.files import atomic_folder, atomic_path, read_json, require_writable, write_json
 
-FORMAT = 5  # raise when preparing changes, so that older caches are rebuilt
+FORMAT = 5  # increase when preparation changes, so that older caches are rebuilt
 #: A method's own label maps of one slice, from image (C, H, W) in [0, 1] and scribble (H, W): name -> (H, W) labels.
 Precompute = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int16]], dict[str, npt.NDArray[np.int16]]]
 
 
 @dataclass(frozen=True)
 class Settings(Preprocessing):
-    """What decides the content of a store besides the files."""
+    """Settings that determine the content of a store, besides the files."""
 
     source: Source = "scribble"
-    maps: str = ""  #: name of the method whose own label maps are added, or empty
+    maps: str = ""  #: name of the method whose label maps are added, or empty
 
 
 def _nothing() -> Any:
-    """Figures of a store that was not made from a dataset."""
+    """An empty array, for stores not made from a dataset."""
     return np.zeros((0, 0), np.int64)
 
 
@@ -62,11 +60,11 @@ class Store:
     case_of: npt.NDArray[np.int64]  #: (N,) index into `cases`
     spacings: tuple[tuple[float, float, float], ...]  #: per case, millimetres along Z, H, W
     drawn: npt.NDArray[np.int64] = field(default_factory=_nothing)  #: (cases, K) labelled pixels in the files
-    kept: npt.NDArray[np.int64] = field(default_factory=_nothing)  #: (cases, K) those still shown at working size
+    kept: npt.NDArray[np.int64] = field(default_factory=_nothing)  #: (cases, K) those preserved at working size
     dense: npt.NDArray[np.bool_] = field(default_factory=_nothing)  #: (cases,) every pixel is labelled: a mask
     shown: npt.NDArray[np.bool_] = field(default_factory=_nothing)  #: (cases, K) classes at working size
-    folder: Path | None = None  #: where it is mapped from
-    #: (cases, K) somebody looked for the class. Where not, its absence says nothing.
+    folder: Path | None = None  #: the mapped folder
+    #: (cases, K) whether the class was annotated. If not, its absence has no meaning.
     annotated: npt.NDArray[np.bool_] = field(default_factory=_nothing)
 
     def __len__(self) -> int:
@@ -74,7 +72,7 @@ class Store:
 
     @property
     def kept_share(self) -> float:
-        """Of all labelled pixels, those that the labels at working size still show."""
+        """Share of labelled pixels preserved at working size."""
         return float(self.kept.sum() / max(1, self.drawn.sum()))
 
     @property
@@ -92,10 +90,10 @@ def open_store(
     progress: Callable[[Iterable[Any], int], Iterable[Any]] = lambda items, _: items,
     found: Sequence[Finding] = (),
 ) -> Store:
-    """Map the store of these cases into memory, preparing it first where the cache does not have it.
+    """Map the store of these cases into memory; prepare it first if the cache does not have it.
 
-    Preparing checks the cases as `pclmix check` does and refuses errors, those already `found` among them. Each file
-    is read once: either to recognise a store that was made of it, or to hash, check and preprocess it.
+    Preparation checks the cases as `pclmix check` does and raises on errors, including those already `found`. Each file
+    is read once: to recognise its store, or to hash, check and preprocess it.
     """
     cache = cache or cache_folder()
     known = cache / "known" / _signature(dataset, cases, settings)
@@ -103,7 +101,7 @@ def open_store(
     folder = _find(known, dataset, cases, settings)
     if folder is None:
         with _preparing(known):
-            if _read_known(known) != before:  # another process has prepared it meanwhile
+            if _read_known(known) != before:  # prepared by another process meanwhile
                 folder = _find(known, dataset, cases, settings)
             if folder is None:
                 folder = _prepare(dataset, cases, settings, precompute, cache, progress, found)
@@ -120,7 +118,7 @@ def read_store(
     precompute: Precompute | None = None,
     found: Sequence[Finding] = (),
 ) -> Store:
-    """A store in memory, which is not kept: for a few cases."""
+    """A store in memory, without a cache, for a few cases."""
     read = list(_all_read([(dataset, case, settings, precompute) for case in cases]))
     require_sound(dataset, [*found, *(finding for case in read for finding in case.findings)])
     slices = [case.slices for case in read if case.slices is not None]
@@ -130,7 +128,7 @@ def read_store(
 
 
 def _find(known: Path, dataset: Dataset, cases: Sequence[str], settings: Settings) -> Path | None:
-    """The store made of files of these sizes, if the files still have the same content."""
+    """The store of files with these sizes, if their content is unchanged."""
     name = _read_known(known)
     folder = known.parents[1] / name
     if not name or not _is_whole(folder):
@@ -158,7 +156,7 @@ def _preparing(known: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(lock)
         held.acquire()
-    except (OSError, NotImplementedError):  # a filesystem without locks; one without space is met when writing
+    except (OSError, NotImplementedError):  # a filesystem without locks; a full one fails on writing
         yield
         return
     try:
@@ -184,7 +182,7 @@ def content_key(dataset: Dataset, cases: Sequence[str], settings: Settings, dige
 
 
 def _signature(dataset: Dataset, cases: Sequence[str], settings: Settings) -> str:
-    """As `content_key`, but of the files' sizes: it tells which store may be theirs before they are read."""
+    """As `content_key`, but from file sizes: finds candidate stores before files are read."""
     total = hashlib.blake2b(_head(dataset, cases, settings), digest_size=16)
     for case in cases:
         for path in (*dataset.image_paths(case), CaseFiles(dataset, case).label_path(settings.source)):
@@ -203,7 +201,7 @@ Job = tuple[Dataset, str, Settings, Precompute | None]
 
 @dataclass(frozen=True)
 class _Slices:
-    """One case, preprocessed: images and labels as in a store, and what the index says of it."""
+    """One preprocessed case: images and labels as in a store, and its index entry."""
 
     images: npt.NDArray[np.float16]
     labels: npt.NDArray[np.int16]
@@ -213,7 +211,7 @@ class _Slices:
 
 @dataclass(frozen=True)
 class _Read:
-    """What came of the files of one case: their digest, and its slices or what is wrong with it."""
+    """One case as read: digest of its files, and slices or findings."""
 
     digest: bytes
     slices: _Slices | None
@@ -226,7 +224,7 @@ def _read_case(job: Job) -> _Read:
     try:
         digest = files.digest(settings.source)
     except OSError:
-        digest = b""  # the check names the file
+        digest = b""  # the check reports the file
     findings = check_case(files, settings.source == "reference", False, settings).findings
     if any(finding.level == "error" for finding in findings):
         return _Read(digest, None, findings)
@@ -266,12 +264,12 @@ def _prepare(
     progress: Callable[[Iterable[Any], int], Iterable[Any]],
     found: Sequence[Finding],
 ) -> Path:
-    """Read every case and write the store; its folder, whose name follows from what was read."""
+    """Read every case and write the store; returns its folder, named by content."""
     jobs = [(dataset, case, settings, precompute) for case in cases]
     rows: list[dict[str, Any]] = []
     digests, findings = [], list(found)
     names, shape = (), ()
-    _make_room(cache)
+    _remove_old_stores(cache)
     require_writable(cache)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".store-", dir=cache) as name:
@@ -289,7 +287,7 @@ def _prepare(
         columns = {key: [row[key] for row in rows] for key in rows[0]} if rows else {"slices": []}
         write_json(temporary / "index.json", {"cases": list(cases), "shape": shape, "maps": names, **columns})
         folder = cache / content_key(dataset, cases, settings, digests)
-        if not _is_whole(folder):  # else the same files were prepared elsewhere; their store may be mapped
+        if not _is_whole(folder):  # else the same files were prepared elsewhere, and their store may be mapped now
             with atomic_folder(folder, overwrite=True) as target:
                 for path in temporary.iterdir():
                     path.replace(target / path.name)
@@ -298,7 +296,7 @@ def _prepare(
 
 def _write(file: BinaryIO, array: npt.NDArray[Any]) -> None:
     try:
-        file.write(array.data)  # not tofile, whose errors do not say what is wrong
+        file.write(array.data)  # not tofile, whose errors lack the cause
     except OSError as error:
         raise PclmixError(
             f"cannot write {Path(file.name).parents[1]}: {error.strerror}; prepared slices are kept there: free some "
@@ -307,10 +305,10 @@ def _write(file: BinaryIO, array: npt.NDArray[Any]) -> None:
 
 
 def _all_read(jobs: Sequence[Job]) -> Iterator[_Read]:
-    """Each case, in order, so that a store has one layout; a few are ahead of the one that is asked for.
+    """Cases in order, so that a store has one layout; a few are read ahead.
 
-    Threads are enough: reading, inflating, NumPy's loops and the solvers behind methods' maps let go of the interpreter
-    lock. Processes would be no faster, and would each read the user's script again.
+    Threads suffice: reading, inflating, NumPy and the solvers of methods' maps release the GIL. Processes would be no
+    faster, and each would import the user's script again.
     """
     workers = _workers(len(jobs))
     pool = ThreadPoolExecutor(workers)
@@ -331,23 +329,23 @@ def _workers(jobs: int) -> int:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a store is there with all its bytes; one that a crash or a full disk cut short is prepared again."""
+    """Whether a store is complete; one truncated by a crash or a full disk is prepared again."""
     try:
         index = read_json(folder / "index.json")
         pixels = sum(index["slices"]) * math.prod(index["shape"][1:])
         sizes = {"images.f16": 2 * pixels * index["shape"][0], "labels.i16": 2 * pixels * (1 + len(index["maps"]))}
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (PclmixError, OSError, KeyError, TypeError):
+    except (PclmixError, OSError, KeyError, TypeError, ValueError, IndexError, AttributeError):
         return False
 
 
 def map_store(folder: Path, dataset: Dataset) -> Store:
-    """A store that is in the cache, for instance because another process has prepared it."""
+    """Map a store that is in the cache."""
     index = read_json(folder / "index.json")
     n, (c, h, w) = sum(index["slices"]), index["shape"]
     images = np.memmap(folder / "images.f16", np.float16, "r", shape=(n, c, h, w))
     labels = np.memmap(folder / "labels.i16", np.int16, "r", shape=(n, 1 + len(index["maps"]), h, w))
-    # The least recently used store goes first when there are many; the system's stamps are too coarse for small ones.
+    # The least recently used stores are removed first; the system's access times are too coarse.
     os.utime(folder, ns=(time.time_ns(), time.time_ns()))
     return _store(images, labels, index, dataset, folder)
 
@@ -369,8 +367,8 @@ def _store(images: Any, labels: Any, index: dict[str, Any], dataset: Dataset, fo
     )
 
 
-def _make_room(cache: Path, keep: int = 20) -> None:
-    """Remove all but the `keep` most recently used stores, and what writers left that were killed days ago."""
+def _remove_old_stores(cache: Path, keep: int = 20) -> None:
+    """Remove all but the `keep` most recently used stores, and temporary files of processes killed days ago."""
     if cache.is_dir():
         for stray in cache.glob(".*-????????"):
             if stray.is_dir() and time.time() - stray.stat().st_mtime > 2 * 86400:

@@ -1,4 +1,4 @@
-"""What a plan is made from: sizes, spacing, intensities, strokes and habits of a dataset, read from its files."""
+"""Survey of a dataset for planning: sizes, spacing, intensities, strokes and habits, read from its files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.habits import HabitReport, Tally
 from pclmix.data.preprocess import Preprocessing, kept_pixels
 from pclmix.errors import PclmixError
-from pclmix.io.progress import in_threads
+from pclmix.io.threads import in_threads
 from pclmix.labels import IntArray
 
-#: Cases looked at, evenly spread: medians change no more with others.
+#: Number of cases read, evenly spread: more do not change the medians.
 CASES = 100
-_SLICES = 8  #: of one case whose strokes are measured
-_SAMPLE = 4096  #: intensities under strokes kept of one case
+_SLICES = 8  #: slices per case whose strokes are measured
+_SAMPLE = 4096  #: intensities under strokes kept per case
 #: Air is -1000 in Hounsfield units, and bone above 300; no other modality has both.
 _AIR, _BONE = -500, 300
 
@@ -36,7 +36,6 @@ class CaseFacts:
     high: tuple[float, ...]
     dim: float  #: share of slices that span less than half of their volume's range
     drawn: npt.NDArray[np.int64]  #: (K,) labelled pixels
-    slices_drawn: int
     extents: tuple[tuple[float, ...], ...]  #: by class, the longer sides of strokes in pixels
     under: npt.NDArray[np.float32]  #: intensities of the first channel under strokes of structures
     habits: Tally
@@ -44,13 +43,13 @@ class CaseFacts:
 
 @dataclass(frozen=True)
 class Survey:
-    """A dataset, or the cases of it that may be looked at."""
+    """Facts of a dataset, or of some of its cases."""
 
     dataset: Dataset
-    total: int  #: cases there are
-    cases: tuple[str, ...]  #: cases looked at
+    total: int  #: cases in total
+    cases: tuple[str, ...]  #: cases read
     facts: tuple[CaseFacts, ...]
-    habits: tuple[HabitReport, ...]  #: stated ones, and others that seem to hold
+    habits: tuple[HabitReport, ...]  #: stated ones, and others that the data support
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -102,14 +101,14 @@ class Survey:
 
     @property
     def hounsfield(self) -> bool:
-        """Whether intensities look like those of CT: one channel with air and bone in most cases."""
+        """Whether intensities are those of CT: one channel with air and bone in most cases."""
         low, high = (np.array([getattr(fact, end)[0] for fact in self.facts]) for end in ("low", "high"))
         seen = (low <= _AIR) & (low >= -4096) & (high >= _BONE)
         return len(self.dataset.channels) == 1 and bool(seen.mean() > 0.8)
 
     @property
     def under_strokes(self) -> tuple[float, float] | None:
-        """Percentiles 0.5 and 99.5 of the intensities under strokes of structures; None where there are none."""
+        """Percentiles 0.5 and 99.5 of the intensities under foreground strokes; None without any."""
         values = np.concatenate([fact.under for fact in self.facts])
         if not len(values):
             return None
@@ -133,10 +132,10 @@ class Survey:
 
 
 def survey(dataset: Dataset, cases: Sequence[str] | None = None, *, show: bool = False) -> Survey:
-    """Look at up to CASES of `cases` (default: all)."""
+    """Read up to CASES of `cases` (default: all)."""
     given = tuple(dataset.cases if cases is None else cases)
     if not given:
-        raise PclmixError(f"{dataset.root}: there is no case to plan from; `pclmix check` says what is missing")
+        raise PclmixError(f"{dataset.root}: there is no case to plan from; `pclmix check` lists what is missing")
     chosen = tuple(given[i] for i in np.unique(np.linspace(0, len(given) - 1, CASES).round().astype(int)))
     facts = tuple(in_threads(lambda case: _look(dataset, case), chosen, "looking at the data", show=show))
     tally = Tally()
@@ -146,7 +145,7 @@ def survey(dataset: Dataset, cases: Sequence[str] | None = None, *, show: bool =
 
 
 def strokes_kept(dataset: Dataset, cases: Sequence[str], look: Preprocessing) -> tuple[float, list[tuple[str, str]]]:
-    """The share of drawn pixels that the working size still shows, and what vanishes: (class, case)."""
+    """The share of drawn pixels preserved at working size, and the lost ones: (class, case)."""
     count, names = dataset.labels.count, dataset.labels.names
 
     def one(case: str) -> tuple[int, int, list[tuple[str, str]]]:
@@ -175,25 +174,25 @@ def _look(dataset: Dataset, case: str) -> CaseFacts:
     under = array[0][label > 0]
     tally = Tally()
     stated = [(dataset.labels.names.index(name), word) for name, words in dataset.habits.items() for word in words]
-    tally.add_case(label, None, dataset.labels.count, stated)
+    if dataset.annotated(case).all():
+        tally.add_case(label, None, dataset.labels.count, stated)
     return CaseFacts(
-        volume.geometry.shape,
-        volume.geometry.spacing,
-        volume.geometry.unit,
-        volume.is_colour,
-        tuple(low.min(axis=1).tolist()),
-        tuple(high.max(axis=1).tolist()),
-        float(((high - low) < 0.5 * span[:, None]).mean()),
-        np.bincount(label[label >= 0], minlength=dataset.labels.count).astype(np.int64),
-        len(drawn_slices),
-        _extents(label, drawn_slices, dataset.labels.count),
-        under[:: -(-max(1, len(under)) // _SAMPLE)].astype(np.float32),
-        tally,
+        shape=volume.geometry.shape,
+        spacing=volume.geometry.spacing,
+        unit=volume.geometry.unit,
+        colour=volume.is_colour,
+        low=tuple(low.min(axis=1).tolist()),
+        high=tuple(high.max(axis=1).tolist()),
+        dim=float(((high - low) < 0.5 * span[:, None]).mean()),
+        drawn=np.bincount(label[label >= 0], minlength=dataset.labels.count).astype(np.int64),
+        extents=_extents(label, drawn_slices, dataset.labels.count),
+        under=under[:: -(-max(1, len(under)) // _SAMPLE)].astype(np.float32),
+        habits=tally,
     )
 
 
 def _extents(label: IntArray, slices: npt.NDArray[Any], count: int) -> tuple[tuple[float, ...], ...]:
-    """By class, the longer sides of the connected strokes in a few slices."""
+    """Longer sides of the connected strokes in a few slices, by class."""
     from scipy import ndimage
 
     sides: list[list[float]] = [[] for _ in range(count)]

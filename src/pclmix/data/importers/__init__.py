@@ -1,4 +1,4 @@
-"""Other people's layouts in: one file for each, found by name in IMPORTERS."""
+"""Importers of other layouts, one module each, registered in IMPORTERS."""
 
 from pclmix.data.importers import acdc, folder, wsl4mis
 from pclmix.data.importers.base import IMPORTERS, Options, import_dataset

@@ -13,14 +13,14 @@ from pclmix.io.volume import ending_of
 from pclmix.labels import Labels
 
 LABELS = Labels(("background", "RV", "Myo", "LV"), 4)
-#: How ACDC's experts drew (Valvano et al.): found in at least 98.8 % of the slices of patients 1 to 40.
+#: Habits of ACDC's expert scribbles (Valvano et al.): they hold in at least 98.8 % of the slices of patients 1 to 40.
 HABITS = {"background": ["ring"], "RV": ["pieces"], "Myo": ["midline", "pieces"], "LV": ["convex", "pieces"]}
 _FRAME = re.compile(r"^(?P<case>patient\d{3}_frame\d{2,3})(?:_(?P<kind>gt|scribble))?\.nii(?:\.gz)?$")
 
 
 @IMPORTERS.register("acdc")
 def plan(source: Path, options: Options) -> Plan:
-    """Frames anywhere below `source`: 4D files, Info.cfg and wrapper folders (training, testing) are passed over."""
+    """Frames anywhere below `source`: 4D files, Info.cfg and wrapper folders (training, testing) are skipped."""
     options.only("acdc", "scribbles", "masks", "ignore", "skip_unmatched")
     found = find_frames(source)
     images = found["image"]
@@ -30,9 +30,9 @@ def plan(source: Path, options: Options) -> Plan:
     masks = found["gt"] if options.masks is None else _elsewhere(options.masks, "gt")
     if not scribbles:
         raise PclmixError(
-            f"{options.scribbles or source} holds no scribbles (patientXXX_frameYY_scribble.nii.gz). Where they lie "
-            "in another folder, give it with --scribbles; from dense masks alone, `pclmix scribble MASKS OUT` draws "
-            "them, and --scribbles OUT then takes them"
+            f"{options.scribbles or source} holds no scribbles (patientXXX_frameYY_scribble.nii.gz). If they are in "
+            "another folder, give it with --scribbles. If there are only dense masks, draw scribbles with `pclmix "
+            "scribble MASKS OUT` and add --scribbles OUT"
         )
     bare = sorted(set(images) - set(scribbles))
     # The official testing half has no published scribbles: it is left out, not an error.
@@ -47,7 +47,7 @@ def plan(source: Path, options: Options) -> Plan:
     lonely = sorted(set(scribbles) - set(images))
     if lonely and not skip:
         raise PclmixError(
-            f"{len(lonely)} scribbles are without an image in {source}, {scribbles[lonely[0]]} for one; "
+            f"{len(lonely)} scribbles have no image in {source}, such as {scribbles[lonely[0]]}; "
             "add the images, move the scribbles away, or give --skip-unmatched"
         )
     cases = tuple(case for case in sorted(images) if case in scribbles)
@@ -84,7 +84,7 @@ def find_frames(source: Path) -> dict[str, dict[str, Path]]:
 
 
 def _elsewhere(source: Path, kind: str) -> dict[str, Path]:
-    """Labels in a tree of their own, with the ending _scribble or _gt, or with the name of the image alone."""
+    """Labels in a separate tree, named with _scribble or _gt, or like the image."""
     need_folder(source)
     found = find_frames(source)
     return found[kind] or found["image"] or found["gt"]

@@ -1,4 +1,4 @@
-"""What importers share: options, a plan of what to write, and copying a case without changing it."""
+"""Shared by importers: options, the plan of an import, and copying cases unchanged."""
 
 from __future__ import annotations
 
@@ -17,15 +17,24 @@ from pclmix.data.dataset import (
     REFERENCE,
     SCRIBBLES,
     Dataset,
+    default_splits,
     read_channels,
     write_dataset_json,
     write_splits,
 )
-from pclmix.data.splits import default_splits
 from pclmix.errors import PclmixError
 from pclmix.io.files import atomic_folder, refuse_existing, require_writable, write_json
-from pclmix.io.progress import in_threads
-from pclmix.io.volume import Geometry, ending_of, read_labels, write_image, write_labels
+from pclmix.io.threads import in_threads
+from pclmix.io.volume import (
+    PHOTOS,
+    Geometry,
+    ending_of,
+    image_ending_of,
+    read_image,
+    read_labels,
+    write_image,
+    write_labels,
+)
 from pclmix.labels import Labels
 from pclmix.registry import Registry
 
@@ -35,7 +44,7 @@ Values = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Options:
-    """What `pclmix import` was given beside source and target; None and empty mean "not given"."""
+    """Options of `pclmix import`; None and empty mean "not given"."""
 
     scribbles: Path | None = None
     masks: Path | None = None
@@ -46,7 +55,7 @@ class Options:
     dense: bool = False  #: label cases that have a dense mask and no scribble by the mask
 
     def only(self, kind: str, *allowed: str) -> None:
-        """Refuse options that this kind of import would not look at."""
+        """Refuse options that this kind of import does not use."""
         for option in fields(self):
             if option.name not in allowed and getattr(self, option.name) not in (None, (), False):
                 known = ", ".join(flag(name) for name in allowed)
@@ -59,7 +68,7 @@ def flag(name: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be written: the contents of dataset.json, the cases, and how one case is written to a folder."""
+    """What an import writes: the contents of dataset.json, the cases, and a function that writes one case."""
 
     channels: tuple[str, ...]
     labels: Labels
@@ -67,15 +76,15 @@ class Plan:
     cases: tuple[str, ...]
     write: Callable[[str, Path], None]
     notes: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)  #: more keys of dataset.json
+    extra: Mapping[str, Any] = field(default_factory=dict)  #: further keys of dataset.json
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of one case: one image a channel, scribble, and a dense mask where there is one.
+    """The files of one case: one image per channel, the scribble and, optionally, a dense mask.
 
     Strokes of one class may come as two maps: `scribble` has the positive ones, `negative` those of the background.
-    Without a scribble the mask is what is trained on.
+    Without a scribble the mask is used for training.
     """
 
     images: tuple[Path, ...]
@@ -144,10 +153,26 @@ def copy_case(
         copy_labels(sources.mask, folder / REFERENCE / f"{case}{ending}", mask_values, volume.geometry)
 
 
+_ALIKE = ({".tif", ".tiff"}, {".nii", ".nii.gz"}, *({photo, ".png"} for photo in PHOTOS))
+
+
+def is_copyable(source: Path, ending: str) -> bool:
+    """Whether `copy_bytes` can write an image with this ending."""
+    before = image_ending_of(source)
+    return before == ending or (ending not in PHOTOS and {before, ending} in _ALIKE)
+
+
 def copy_bytes(source: Path, target: Path) -> None:
-    """The same bytes; between .nii and .nii.gz the same bytes inside."""
-    before, after = ending_of(source), ending_of(target)
-    if before == after or {before, after} <= {".tif", ".tiff"}:
+    """The same bytes; between .nii and .nii.gz the same bytes inside, of a photo the same pixels."""
+    before, after = image_ending_of(source), ending_of(target)
+    if not is_copyable(source, after):
+        raise PclmixError(f"{source}: all images of a dataset need one ending, here {after}; convert it first")
+    if before in PHOTOS and after == ".png":
+        from PIL import Image
+
+        planes = read_image(source).array[:, 0]
+        Image.fromarray(planes[0] if len(planes) == 1 else np.moveaxis(planes, 0, -1)).save(target)
+    elif before == after or {before, after} <= {".tif", ".tiff"}:
         shutil.copyfile(source, target)
     elif (before, after) == (".nii", ".nii.gz"):
         with (
@@ -156,17 +181,15 @@ def copy_bytes(source: Path, target: Path) -> None:
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed,
         ):
             shutil.copyfileobj(plain, packed, 1 << 20)
-    elif (before, after) == (".nii.gz", ".nii"):
+    else:  # from .nii.gz to .nii
         with gzip.open(source, "rb") as packed, target.open("wb") as file:
             shutil.copyfileobj(packed, file, 1 << 20)
-    else:
-        raise PclmixError(f"{source}: all images of a dataset need one ending, here {after}; convert it first")
 
 
 def _read_on_grid(source: Path, image: Geometry) -> tuple[npt.NDArray[np.integer[Any]], Geometry]:
     """A label map that lies on the image's grid."""
     array, geometry = read_labels(source)
-    # A picture file without a spacing of its own only has a shape to compare.
+    # Of a picture file without spacing only the shape can be compared.
     bare = geometry.header is None and geometry.spacing == (1.0, 1.0, 1.0)
     difference = image.same_grid(Geometry(geometry.shape, image.spacing) if bare else geometry)
     if difference:
@@ -185,7 +208,7 @@ def merge_strokes(positive: Path, negative: Path, target: Path, image: Geometry)
 
 
 def copy_labels(source: Path, target: Path, values: Values, image: Geometry) -> None:
-    """Copy a label map that lies on the image's grid, its values translated; the file as it is where it can be."""
+    """Copy a label map on the image's grid with translated values; unchanged files are copied as bytes."""
     target.parent.mkdir(exist_ok=True)
     array, geometry = _read_on_grid(source, image)
     translated = translate(array, values, str(source))
@@ -228,8 +251,6 @@ def _has_no_slope(geometry: Geometry) -> bool:
 
 def _copy_plain_image(source: Path, target: Path, plane: npt.NDArray[np.generic], geometry: Geometry) -> None:
     """A grey picture saved as RGB becomes one plane, which is what nnU-Net expects of one channel."""
-    from pclmix.io.volume import read_image
-
     if read_image(source).array.shape[0] == 3:
         write_image(target, plane, geometry)
     else:

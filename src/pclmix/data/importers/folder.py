@@ -1,16 +1,14 @@
-"""Plain folders: images, scribbles and, optionally, dense masks, matched by name.
-
-SRC/images, SRC/scribbles and SRC/masks; or SRC holds the images and --scribbles, --masks name the others. Strokes of
-one class may come as two maps, scribbles/positive and scribbles/negative.
-"""
+"""Plain folders: images, scribbles and, optionally, dense masks, matched by name."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from pclmix.data.dataset import read_channels
 from pclmix.data.importers.base import (
@@ -23,42 +21,118 @@ from pclmix.data.importers.base import (
     listed,
     need_folder,
 )
-from pclmix.data.importers.values import mask_meaning, meaning
 from pclmix.errors import PclmixError, nearest
-from pclmix.io.volume import ENDINGS, ending_of, read_image, stem_of
+from pclmix.io.threads import in_threads
+from pclmix.io.volume import ENDINGS, PHOTOS, ending_of, image_ending_of, read_image, read_labels, stem_of
 from pclmix.labels import Labels
 
+_MOST = 65535  # range of 16-bit label files
+
+
+def meaning(options: Options, scribbles: Sequence[Path], folder: Path) -> tuple[Labels, Values, tuple[str, ...]]:
+    """The classes; for each value of a scribble file, the class or the ignore label it stands for; remarks.
+
+    The ignore value is --ignore, else the highest value if it is also the most frequent, since a scribble leaves most
+    pixels unlabelled. In any other case the user is asked.
+    """
+    counts: Counter[int] = Counter()
+    for found in in_threads(_count, scribbles, "reading"):
+        counts.update(found)
+    ignore = options.ignore
+    if ignore is None:
+        ignore, common = max(counts), counts.most_common(1)[0][0]
+        if ignore != common:
+            raise PclmixError(
+                f"{folder}: which value means 'nothing drawn'? Most pixels hold {common}, the highest value is "
+                f"{ignore}; add --ignore {common} or --ignore {ignore}"
+            )
+    drawn = sorted(set(counts) - {ignore})
+    if not drawn:
+        raise PclmixError(f"{folder}: the scribbles hold only {ignore}, 'nothing drawn'")
+    names, numbers = _classes(options.classes, ignore, drawn, folder)
+    labels = Labels(names, len(names))
+    unknown = sorted(set(drawn) - set(numbers))
+    if unknown:
+        raise PclmixError(
+            f"{folder}: the scribbles hold {listed(unknown)}, which no class has; "
+            f"the classes are {listed((f'{n}={v}' for n, v in zip(names, numbers, strict=True)), 20)}"
+        )
+    doubts = () if ignore in counts else (f"no pixel of {folder} holds {ignore}, 'nothing drawn': is --ignore right?",)
+    return labels, {**{v: k for k, v in enumerate(numbers)}, ignore: len(names)}, doubts
+
+
+def _count(path: Path) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for plane in read_labels(path)[0]:
+        values, counts = np.unique(plane, return_counts=True)
+        found.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    return found
+
+
+def _classes(
+    given: Sequence[str], ignore: int, drawn: Sequence[int], folder: Path
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names and file values, background first: NAME=VALUE, or NAME alone for 0, 1, 2, ... with `ignore` left out."""
+    if not given:
+        free = [v for v in range(drawn[-1] + 1) if v != ignore]
+        if list(drawn) != free or len(free) < 2:
+            raise PclmixError(
+                f"{folder}: the scribbles hold the values {listed(drawn)} besides {ignore} (nothing drawn), which are "
+                "not background and classes without a gap; name them with --classes background=VALUE,NAME=VALUE,..."
+            )
+        return Labels.generic(len(free)).names, tuple(free)
+    pairs = [item.partition("=") for item in given]
+    names = tuple(name.strip() for name, _, _ in pairs)
+    if len(set(names)) != len(names) or "ignore" in names or "" in names or len(names) < 2:
+        raise PclmixError(f"--classes {','.join(given)}: the background and at least one class, each named once")
+    try:
+        free = [v for v in range(len(names) + 1) if v != ignore]
+        numbers = tuple(int(value) if equals else free[k] for k, (_, equals, value) in enumerate(pairs))
+    except ValueError:
+        raise PclmixError(f"--classes {','.join(given)}: the value after '=' must be a whole number") from None
+    if len({*numbers, ignore}) != len(numbers) + 1 or not all(abs(v) <= _MOST for v in numbers):
+        raise PclmixError(f"--classes {','.join(given)}: each class needs its own value, none of them {ignore}")
+    return ("background", *names[1:]), numbers
+
+
+def mask_meaning(masks: Sequence[Path], labels: Labels, scribble: Values) -> Values:
+    """Masks use the values of the scribbles if these include all of theirs; else 0, 1, 2, ..."""
+    found = set().union(*in_threads(_count, masks, "reading")) if masks else set()
+    shared = {value: k for value, k in scribble.items() if k != labels.ignore}
+    return shared if found <= set(shared) else {k: k for k in range(labels.count)}
+
+
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
-_LABEL_SUFFIX = re.compile(r"_(?:scribbles?|gt|masks?|labels?|seg)$", re.IGNORECASE)
+_LABEL_SUFFIX = re.compile(r"(^|_)(?:scribbles?|gt|masks?|labels?|seg)$", re.IGNORECASE)
 _SUBFOLDERS = {
     "images": ("images", "imagesTr"),
     "scribbles": ("scribbles", "labelsTr"),
     "masks": ("masks", "referenceTr"),
 }
-#: Strokes of one class as two maps: what it is, and what it is not.
+#: Strokes of one class as two maps: positive and negative.
 _POSITIVE, _NEGATIVE = ("positive", "pos"), ("negative", "neg")
 
 
 @IMPORTERS.register("folder")
 def plan(source: Path, options: Options) -> Plan:
-    """Match names, find out what the label values mean, and write each case as it is."""
+    """Match names, determine the meaning of label values, and copy each case."""
     options.only("folder", "scribbles", "masks", "classes", "ignore", "skip_unmatched", "dense")
     images, scribbles, masks = _folders(source, options)
     negatives = _subfolder(scribbles, _NEGATIVE)
     positives = _subfolder(scribbles, _POSITIVE) if negatives else None
-    scribble_files = _labels(positives or scribbles)
-    mask_files = _labels(masks) if masks else {}
-    pictures = _listing(images, without=[f for f in (scribbles, masks) if f is not None])
+    scribble_files = _labels(positives or scribbles, images)
+    mask_files = _labels(masks, images) if masks else {}
+    pictures = _pictures(images, without=[f for f in (scribbles, masks) if f is not None])
     files, notes = _match(pictures, scribble_files, mask_files, options)
     if positives and negatives:
-        files, more = _with_negatives(files, _labels(negatives), options)
+        files, more = _with_negatives(files, _labels(negatives, images), options)
         labels, doubts = _one_class(options), more
         values: Values = {0: 0, 1: 1}
     else:
         drawn = [sources.scribble for sources in files.values() if sources.scribble]
         labels, values, doubts = meaning(options, drawn, scribbles)
     mask_values = mask_meaning([s.mask for s in files.values() if s.mask], labels, values)
-    endings = Counter(ending_of(path) for sources in files.values() for path in sources.images)
+    endings = Counter(ending_of(path) or ".png" for sources in files.values() for path in sources.images)
     ending = endings.most_common(1)[0][0]
     channels = _channels(next(iter(files.values())))
     write = partial(_write, files, ending, len(channels), values, mask_values)
@@ -88,7 +162,7 @@ def _folders(source: Path, options: Options) -> tuple[Path, Path, Path | None]:
         if folder is not None:
             need_folder(folder)
     for folder, name in ((scribbles, "scribbles"), (masks, "masks")):
-        if folder is not None and folder.resolve() == images.resolve():
+        if folder is not None and folder.resolve() == images.resolve() and not _told_apart(folder):
             raise PclmixError(f"--{name} {folder} is the folder of the images; put them into different folders")
     return images, scribbles, masks
 
@@ -97,22 +171,52 @@ def _subfolder(source: Path, names: Iterable[str]) -> Path | None:
     return next((source / name for name in names if (source / name).is_dir()), None)
 
 
-def _listing(folder: Path, without: Collection[Path] = ()) -> list[Path]:
+def _listing(folder: Path, ending: Callable[[Path], str] = ending_of, without: Collection[Path] = ()) -> list[Path]:
     """The image files of a folder or, where it holds none itself, of the folders below it except those in `without`."""
-    other = [path.resolve() for path in without]
+    other = [path.resolve() for path in without if path.resolve() != folder.resolve()]
     for found in (folder.iterdir(), folder.rglob("*")):
-        paths = sorted(p for p in found if ending_of(p) and not p.name.startswith("."))
+        paths = sorted(p for p in found if ending(p) and not p.name.startswith("."))
         paths = [p for p in paths if not any(p.resolve().is_relative_to(o) for o in other)]
         if paths:
             return paths
-    raise PclmixError(f"{folder} holds no image files; known endings are {', '.join(ENDINGS)}")
+    also = f", {', '.join(PHOTOS)}" if ending is image_ending_of else ""
+    raise PclmixError(f"{folder} holds no image files; known endings are {', '.join(ENDINGS)}{also}")
 
 
-def _labels(folder: Path) -> dict[str, Path]:
+def _is_label(path: Path) -> bool:
+    return _LABEL_SUFFIX.search(stem_of(path)) is not None
+
+
+def _told_apart(folder: Path) -> bool:
+    """Whether images and labels are in one tree, with labels named SCRIBBLE, NAME_gt and so on."""
+    paths = _listing(folder, image_ending_of)
+    return any(map(_is_label, paths)) and not all(map(_is_label, paths))
+
+
+def _by_folder(paths: Sequence[Path], folder: Path, stems: Sequence[str]) -> list[str]:
+    """The cases: `stems` or, where each case has a folder of its own with a file of the same name, the folders."""
+    files = Counter(path.parent for path in paths)
+    if folder in files or max(files.values()) > 1 or len(set(stems)) == len(stems):
+        return list(stems)
+    return ["_".join(path.relative_to(folder).parent.parts) for path in paths]
+
+
+def _pictures(folder: Path, without: Collection[Path]) -> dict[Path, str]:
+    """Image files, and their names; labels in the same tree are left out."""
+    paths = _listing(folder, image_ending_of, without)
+    if not all(map(_is_label, paths)):
+        paths = [path for path in paths if not _is_label(path)]
+    return dict(zip(paths, _by_folder(paths, folder, [stem_of(path) for path in paths]), strict=True))
+
+
+def _labels(folder: Path, images: Path) -> dict[str, Path]:
     """Case to file; `_scribble`, `_gt`, `_mask`, `_label` or `_seg` at the end of a name is not part of the case."""
     found: dict[str, Path] = {}
-    for path in _listing(folder):
-        case = _LABEL_SUFFIX.sub("", stem_of(path)) or stem_of(path)
+    paths = _listing(folder)
+    if folder.resolve() == images.resolve():
+        paths = [path for path in paths if _is_label(path)]
+    stems = [_LABEL_SUFFIX.sub("", stem_of(path)) or stem_of(path) for path in paths]
+    for path, case in zip(paths, _by_folder(paths, folder, stems), strict=True):
         if case in found:
             raise PclmixError(f"{found[case]} and {path} are labels of one case, '{case}'; keep one of them")
         found[case] = path
@@ -120,17 +224,16 @@ def _labels(folder: Path) -> dict[str, Path]:
 
 
 def _match(
-    images: list[Path], scribbles: dict[str, Path], masks: dict[str, Path], options: Options
+    images: dict[Path, str], scribbles: dict[str, Path], masks: dict[str, Path], options: Options
 ) -> tuple[dict[str, Sources], list[str]]:
-    """Sources by case, and remarks on what was left out.
+    """Sources by case, and notes on skipped files.
 
     `CASE_0001` is channel 1 of CASE where the labels are named CASE, else a case of its own.
     """
     labelled = {**masks, **scribbles} if options.dense else scribbles
     channels: dict[str, dict[int, Path]] = {}
     bare: list[Path] = []
-    for path in images:
-        stem = stem_of(path)
+    for path, stem in images.items():
         match = _CHANNEL.match(stem)
         case, channel = stem, 0
         if stem not in labelled and match and match.group("case") in labelled:
@@ -163,7 +266,7 @@ def _match(
 def _unmatched(
     bare: list[Path], lonely: list[Path], labelled: Collection[str], channels: Collection[str], options: Options
 ) -> list[str]:
-    """One error for all that does not match, or remarks where it is to be left out."""
+    """One error for all unmatched files, or notes if they are to be skipped."""
     said = []
     if bare:
         hint = nearest(stem_of(bare[0]), labelled).replace("Did you mean", "Is it")
@@ -204,7 +307,7 @@ def _one_class(options: Options) -> Labels:
 
 
 def _channels(first: Sources) -> tuple[str, ...]:
-    """One channel a file, except a colour picture, which has three in one."""
+    """One channel per file, except colour pictures with three."""
     if len(first.images) > 1:
         return tuple(f"channel {c}" for c in range(len(first.images)))
     array = read_image(first.images[0]).array

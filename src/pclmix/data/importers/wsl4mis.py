@@ -13,7 +13,7 @@ from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES
 from pclmix.data.importers.acdc import HABITS, LABELS
 from pclmix.data.importers.base import IMPORTERS, Options, Plan, listed, need_folder, translate
 from pclmix.errors import PclmixError, need_extra
-from pclmix.io.limits import require_size
+from pclmix.io.files import require_size
 from pclmix.io.volume import Array, Geometry, read_image, stem_of, write_image, write_labels
 
 ENDING = ".nii.gz"
@@ -22,7 +22,7 @@ _SLICE = re.compile(r"_slice_\d+$")
 
 @IMPORTERS.register("wsl4mis")
 def plan(source: Path, options: Options) -> Plan:
-    """Every volume below `source` (files of single slices are passed over); spacing from --nifti, else 1 mm."""
+    """Every volume below `source` (files of single slices are skipped); spacing from --nifti, else 1 mm."""
     options.only("wsl4mis", "nifti", "ignore")
     volumes: dict[str, Path] = {}
     for path in sorted(source.rglob("*.h5")):
@@ -81,7 +81,7 @@ def _write(
 
 
 def read_volume(path: Path) -> dict[str, Array]:
-    """image in its own type, scribble and (where it is there) label as whole numbers, all (Z, H, W)."""
+    """image in its own type, scribble and (if present) label as whole numbers, all (Z, H, W)."""
     h5py = need_extra("h5py", "hdf5", f"{path}: reading HDF5")
     try:
         with h5py.File(path, "r") as file:
@@ -91,7 +91,7 @@ def read_volume(path: Path) -> dict[str, Array]:
             arrays: dict[str, Any] = {name: np.asarray(file[name]) for name in found}
     except PclmixError:
         raise
-    except Exception as error:  # a damaged file can make HDF5 raise anything at all
+    except Exception as error:  # HDF5 raises many types of errors for damaged files
         raise PclmixError(f"{path} cannot be read as HDF5: {error}; copy it again from its source") from error
     for name in ("image", "scribble"):
         if name not in arrays:
@@ -101,7 +101,7 @@ def read_volume(path: Path) -> dict[str, Array]:
         raise PclmixError(f"{path}: image has the shape {image.shape}; (Z, H, W) is needed")
     if not np.isfinite(image).all():
         raise PclmixError(f"{path}: the image has voxels that are NaN or infinite; repair it before using it")
-    if image.dtype == np.float16:  # NIfTI has no such type; float32 holds every value of it
+    if image.dtype == np.float16:  # NIfTI has no float16; float32 holds all its values
         arrays["image"] = image.astype(np.float32)
     for name in arrays.keys() - {"image"}:
         if arrays[name].shape != image.shape:

@@ -1,45 +1,192 @@
-"""One case of a dataset, read in full: what is wrong with its files, and what was drawn in it."""
+"""One case of a dataset: its files, each opened once, and what a check finds in them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pclmix.data.case_files import CaseFiles, Source
-from pclmix.data.dataset import ChannelError, Dataset
-from pclmix.data.findings import Contradiction, Finding
-from pclmix.data.habits import HABITS, Tally, classes_with
+from pclmix.data.dataset import ChannelError, Dataset, read_channels
+from pclmix.data.habits import HABITS, HabitReport, Tally, classes_with
 from pclmix.data.preprocess import Preprocessing, kept_pixels
 from pclmix.errors import PclmixError
-from pclmix.io.volume import Geometry
+from pclmix.io.volume import Geometry, Volume, read_image, read_labels
 from pclmix.labels import IntArray
 
-EMPTY = "empty"  #: kind of the finding of a case without strokes
-_WHERE = 50  # places kept of one case's contradictions
+_SHOWN = 3  # errors in a refusal
+
+
+class Contradiction(NamedTuple):
+    """One scribble pixel (slice z, row y, column x) whose class is not the reference's."""
+
+    z: int
+    y: int
+    x: int
+    drawn: str
+    reference: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem; `count` and `where` give pixels of strokes that contradict the reference."""
+
+    level: Literal["error", "warning"]
+    kind: str
+    message: str
+    case: str = ""
+    file: str = ""
+    count: int = 0
+    where: tuple[Contradiction, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClassShare:
+    """Annotated share of a class: pixels, their share of all pixels, and the number of cases with a stroke.
+
+    `kept` is the share of the pixels that strokes at the working size still show.
+    """
+
+    name: str
+    pixels: int
+    share: float
+    cases: int
+    kept: float = 1.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found."""
+
+    dataset: str
+    cases: int = 0
+    references: int = 0
+    classes: tuple[ClassShare, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    habits: tuple[HabitReport, ...] = ()  #: stated ones, and others that the data support
+    size: tuple[int, int] = (0, 0)  #: the working size that `kept` speaks of
+
+    @property
+    def suggested_habits(self) -> dict[str, list[str]]:
+        """Habits that the data support and dataset.json does not state, in its format."""
+        found: dict[str, list[str]] = {}
+        for habit in self.habits:
+            if not habit.stated:
+                found.setdefault(habit.name, []).append(habit.habit)
+        return found
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [f for f in self.findings if f.level == "error"]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        return [f for f in self.findings if f.level == "warning"]
+
+    def to_json(self) -> dict[str, Any]:
+        contradicting = [f for f in self.findings if f.kind == "contradiction"]
+        return {
+            **asdict(self),
+            "ok": not self.errors,
+            "errors": len(self.errors),
+            "warnings": len(self.warnings),
+            "contradictions": {"cases": len(contradicting), "pixels": sum(f.count for f in contradicting)},
+            "findings": [{**asdict(f), "where": [place._asdict() for place in f.where]} for f in self.findings],
+            "habits": [{**asdict(h), "strokes": h.strokes._asdict(), "masks": h.masks._asdict()} for h in self.habits],
+        }
+
+    def refusal(self) -> str:
+        """The first few errors as one message."""
+        errors = self.errors
+        text = "; ".join(f.message for f in errors[:_SHOWN])
+        if len(errors) > _SHOWN:
+            text += f"; and {len(errors) - _SHOWN} more errors: see `pclmix check {self.dataset}`"
+        return text
+
+
+Source = Literal["scribble", "reference"]
+
+
+class CaseFiles:
+    """Reads each file of a case on first use and keeps the result or the error."""
+
+    def __init__(self, dataset: Dataset, case: str) -> None:
+        self.dataset, self.case = dataset, case
+        self._bytes: dict[Path, bytes] = {}  # read for the digest, not decoded yet
+        self._known: dict[str, Any] = {}
+
+    def label_path(self, source: Source) -> Path:
+        find = self.dataset.scribble_path if source == "scribble" else self.dataset.reference_path
+        return find(self.case)
+
+    def digest(self, source: Source) -> bytes:
+        """A hash of the image files and the labels of `source`; OSError where one cannot be read."""
+        total = hashlib.blake2b(digest_size=16)
+        for path in (*self.dataset.image_paths(self.case), self.label_path(source)):
+            content = self.dataset.kept(path)
+            self._bytes[path] = path.read_bytes() if content is None else content
+            total.update(hashlib.blake2b(self._bytes[path], digest_size=16).digest())
+        return total.digest()
+
+    def image(self) -> Volume:
+        """All channels, (C, Z, H, W)."""
+        paths, count = self.dataset.image_paths(self.case), len(self.dataset.channels)
+        volume: Volume = self._once("image", lambda: read_channels(paths, count, self._read_image))
+        return volume
+
+    def labels(self, source: Source) -> tuple[IntArray, Geometry]:
+        """Classes and IGNORE, (Z, H, W). The reference is for evaluation and the upper-bound method only."""
+        labels: tuple[IntArray, Geometry] = self._once(source, lambda: self._read_labels(self.label_path(source)))
+        return labels
+
+    def _read_image(self, path: Path) -> Volume:
+        return read_image(path, self._content(path))
+
+    def _read_labels(self, path: Path) -> tuple[IntArray, Geometry]:
+        array, geometry = read_labels(path, self._content(path))
+        return self.dataset.labels.decode(array, str(path)), geometry
+
+    def _content(self, path: Path) -> bytes | None:
+        return self._bytes.pop(path) if path in self._bytes else self.dataset.kept(path)
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._known:
+            try:
+                self._known[name] = make()
+            except PclmixError as error:
+                self._known[name] = error
+        if isinstance(self._known[name], PclmixError):
+            raise self._known[name]
+        return self._known[name]
+
+
+EMPTY = "empty"  #: kind of finding: a case without strokes
+_WHERE = 50  # positions kept per case
 
 
 @dataclass
 class CaseCheck:
-    """What reading one case brought to light."""
+    """What a check found in one case."""
 
     findings: list[Finding] = field(default_factory=list)
     strokes: npt.NDArray[np.int64] | None = None  # pixels drawn, by class
-    kept: npt.NDArray[np.int64] | None = None  # those that the working size still shows
+    kept: npt.NDArray[np.int64] | None = None  # those visible at working size
     pixels: int = 0
     sform: str = ""  # how sform and pixdim disagree
-    habits: Tally | None = None  # stroke habits, in the cases that are looked at for them
+    habits: Tally | None = None  # stroke habits, in the cases tested for them
 
 
 def check_case(files: CaseFiles, references: bool, habits: bool, look: Preprocessing) -> CaseCheck:
-    """Check the files of a case; with `references` also the dense mask, where there is one."""
+    """Check the files of a case; with `references` also the dense mask, if any."""
     result = CaseCheck(habits=Tally() if habits else None)
     try:
         _check(files, references, result, look)
-    except Exception as error:  # damaged files raise errors of many types; the other cases are still checked
+    except Exception as error:  # damaged files raise many types of errors; the other cases are still checked
         message = f"case '{files.case}' of {files.dataset.root} cannot be checked: {type(error).__name__}: {error}"
         result.findings.append(Finding("error", "unreadable", message, files.case))
     return result
@@ -95,7 +242,8 @@ def _check(files: CaseFiles, references: bool, result: CaseCheck, look: Preproce
         reference = labels("reference")
         if scribble is not None and reference is not None:
             result.findings += _contradictions(dataset, case, scribble, reference)
-    if scribble is not None and result.habits is not None:
+    # Habits speak of all classes: where some were not annotated, nothing follows from their strokes.
+    if scribble is not None and result.habits is not None and dataset.annotated(case).all():
         same = reference is not None and reference.shape == scribble.shape
         stated = [(k, habit) for habit in HABITS for k in classes_with(habit, dataset.habits, dataset.labels)]
         result.habits.add_case(scribble, reference if same else None, dataset.labels.count, stated)
@@ -132,7 +280,7 @@ def _check_strokes(dataset: Dataset, case: str, scribble: IntArray, result: Case
 
 
 def _contradictions(dataset: Dataset, case: str, scribble: IntArray, reference: IntArray) -> list[Finding]:
-    """Pixels drawn as one class that the reference has as another; pixels the reference leaves open do not count."""
+    """Pixels drawn as one class and annotated as another in the reference."""
     places = np.argwhere((scribble >= 0) & (reference >= 0) & (scribble != reference))
     if len(places) == 0:
         return []
