@@ -8,8 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from pclmix.data.dataset import Dataset
-from pclmix.data.splits import patient_of
+from pclmix.data.dataset import Dataset, patient_of
 from pclmix.errors import PclmixError
 from pclmix.labels import IGNORE
 from pclmix.synth.phantom import make_phantom
@@ -42,7 +41,7 @@ def test_strokes_agree_with_masks_and_every_class_is_there(phantom: Dataset) -> 
         assert (scribble == IGNORE).mean() > 0.95
 
 
-def test_geometry_is_whole(phantom: Dataset) -> None:
+def test_geometry_is_consistent(phantom: Dataset) -> None:
     for case in phantom.cases:
         volume = phantom.read_image(case)
         _, other = phantom.read_scribble(case)

@@ -1,4 +1,4 @@
-"""Simulated strokes stay in their class, are there for each class, and follow kind, amount, width and seed."""
+"""Simulated strokes stay in their class, cover each class, and follow kind, amount, width and seed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_pixel_wide_unless_asked() -> None:
     assert (wide >= 0).sum() > 1.5 * (simulate(heart(), Style(), np.random.default_rng(3)) >= 0).sum()
 
 
-def test_a_brush_is_as_broad_as_the_picture_asks() -> None:
+def test_brush_width_follows_the_image_size() -> None:
     """Four pixels of 256, whatever the stroke; --width says otherwise."""
     for size, expected in ((128, 2), (256, 4), (384, 6)):
         drawn = simulate(heart(size), Style("brush"), np.random.default_rng(0))[0]
@@ -102,7 +102,7 @@ MEDSCRIBBLE = Path(__file__).parents[2] / "../shared/sets/medscribble.tar"
 
 @pytest.mark.slow
 @pytest.mark.skipif(not MEDSCRIBBLE.is_file(), reason="needs ../shared/sets/medscribble.tar")
-def test_a_brush_draws_as_people_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brush_statistics_match_medscribble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Medians over twelve tasks, within a factor of 1.6 of three people's."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     benchmark = importlib.import_module("strokes")
@@ -151,7 +151,7 @@ def test_box_is_the_outline_of_the_foreground() -> None:
     assert not ((drawn == 0) & ~expected).any()
 
 
-def test_seed_decides() -> None:
+def test_seed_determines_strokes() -> None:
     first, again, other = (simulate(heart(), Style(), case_rng(seed, "a")) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)

@@ -27,7 +27,7 @@ def test_every_label_file_of_nested_folders_is_drawn(tmp_path: Path, run: Callab
     assert result.code == 0, result.err
     made = sorted(p for p in (tmp_path / "out").rglob("*.png"))
     assert [p.parent.name for p in made] == [f"case{n}" for n in range(5)]
-    # Files of one name are different cases: each gets strokes of its own.
+    # Files of one name are different cases: each gets different strokes.
     assert len({p.read_bytes() for p in made}) == 5
 
 

@@ -1,8 +1,8 @@
-"""Weak labels from dense masks, drawn as people draw them: scribbles, points, or a box as background strokes.
+"""Simulate weak labels from dense masks: scribbles, points, or boxes as background strokes.
 
 Modelled on the expert scribbles of ACDC: one loop through the myocardium, a curl, loop or zigzag inside each blood
 pool, one large ring around the heart and a stray arc for the background, one pixel wide, and nothing beyond the ring.
-Nothing here knows about hearts: the shape of a region decides how it is drawn.
+Nothing is specific to hearts: the shape of a region determines its strokes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from pclmix.synth import strokes
 from pclmix.synth.strokes import Curve, Mask
 
 KINDS = ("scribble", "brush", "points", "box")
-#: Width of a brush over the picture's shorter side: 4 pixels of 256, which make strokes of 4.7, as MedScribble's are.
+#: Brush width relative to the shorter side of the image: 4 of 256 pixels give strokes of 4.7, as in MedScribble.
 _BRUSH = 1 / 64
+#: Largest share of the background that brush strokes of the default width cover; people's, in MedScribble, 3 to 7 %.
+_BACKGROUND = 0.055
 #: A hole smaller than this share of a region does not make it a ring.
 _HOLE = 0.04
-#: Area over the area of the largest disc inside: above it a region is long rather than round.
+#: Ratio of area to the area of the largest inscribed disc above which a region is long rather than round.
 _LONG = 3.0
 
 
@@ -33,8 +35,8 @@ _LONG = 3.0
 class Style:
     """How much is drawn, and how.
 
-    `amount` 1 is what the ACDC experts drew (`scribble`) or, in broader strokes and more pieces, what MedScribble's
-    people drew (`brush`). Strokes are 1 to `width` pixels wide, at random; `width` 1 lets a brush choose its own.
+    `amount` 1 is that of the ACDC experts (`scribble`) or, with broader strokes and more pieces, of MedScribble
+    (`brush`). Strokes are 1 to `width` pixels wide, at random; with `width` 1 a brush has its default width.
     `border` is the share of each region's outline that is drawn too, just inside it.
     """
 
@@ -55,7 +57,7 @@ class Style:
 
 
 def case_rng(seed: int, case: str) -> np.random.Generator:
-    """The generator of one case: the same whichever other cases are drawn, and in whatever order."""
+    """The generator of one case, independent of other cases and their order."""
     return np.random.default_rng([seed, zlib.crc32(case.encode())])
 
 
@@ -104,7 +106,7 @@ def _foreground(region: Mask, style: Style, rng: np.random.Generator) -> Mask:
     sizes = np.bincount(parts.ravel())[1:]
     for index, box in enumerate(boxes, start=1):
         if sizes[index - 1] < 0.02 * sizes.max():
-            continue  # crumbs: nobody draws into them
+            continue  # too small to draw into
         piece = parts[box] == index
         target = canvas[box]
         if style.kind == "points":
@@ -116,10 +118,9 @@ def _foreground(region: Mask, style: Style, rng: np.random.Generator) -> Mask:
 
 
 def _region_strokes(piece: Mask, rng: np.random.Generator) -> Iterator[list[Curve]]:
-    """Strokes for one connected region, without end: the first is what a person would draw, the rest are more of it.
+    """An endless series of strokes for one connected region; the first is the main stroke.
 
-    Rings are walked around, long regions along their centre-line or in a long loop, round ones get a curl, a loop
-    or a zigzag.
+    Rings get a closed line, long regions a centre-line or a long loop, round ones a curl, a loop or a zigzag.
     """
     area = int(piece.sum())
     inside = strokes.depth(piece)
@@ -148,14 +149,14 @@ def _region_strokes(piece: Mask, rng: np.random.Generator) -> Iterator[list[Curv
 
 
 def _core(region: Mask, style: Style) -> Mask:
-    """Where the middle of a brush goes: half its width from the border, unless the region is thinner than that."""
+    """The pixels for the centre of a brush: half its width from the border, unless the region is thinner."""
     inside = strokes.depth(region)
     reach = style.width / 2
     return inside > reach if inside.max() > 2 * reach else region
 
 
 def _in_pieces(more: Iterator[list[Curve]], rng: np.random.Generator) -> Iterator[list[Curve]]:
-    """The same strokes, half of them lifted once or twice; every other time a second one is added."""
+    """The same strokes, half of them interrupted once or twice; every second time another one is added."""
     for first in more:
         curves = first + next(more) if rng.random() < 0.5 else first
         cut = [strokes.dashes(c, int(rng.integers(2, 4)), 0.85, rng) if rng.random() < 0.5 else [c] for c in curves]
@@ -178,14 +179,14 @@ def _background(foreground: Mask, background: Mask, style: Style, rng: np.random
 
 
 def _rings(foreground: Mask, rng: np.random.Generator) -> Iterator[list[Curve]]:
-    """One large ring around everything and a stray arc; then wider or narrower arcs without end."""
+    """One large ring around everything and a short arc; then an endless series of wider or narrower arcs."""
     away = ndimage.distance_transform_edt(~foreground)
     away = ndimage.gaussian_filter(away, 3.0)
     size = float(np.sqrt(foreground.sum()))
 
     def ring(distance: float) -> list[Curve]:
         bumpy = away + 0.15 * distance * strokes.wobble(foreground.shape, max(20.0, size), rng)
-        # Several where the picture's edge cuts the ring, or where there are things far apart.
+        # Several if the image border cuts the ring, or if structures are far apart.
         return [c for c in strokes.level_set(bumpy, distance) if strokes.length(c) > 12]
 
     near = 4.0 + rng.uniform(0.10, 0.35) * size
@@ -196,7 +197,10 @@ def _rings(foreground: Mask, rng: np.random.Generator) -> Iterator[list[Curve]]:
 
 
 def _arcs(foreground: Mask, rng: np.random.Generator) -> Iterator[list[Curve]]:
-    """As `_rings`, but in pieces and, for two people of three, close to the object; the third draws further out too."""
+    """As `_rings`, but in pieces and, in two of three cases, close to the object only.
+
+    Around many small structures the outlines are long: people then draw along a part of them.
+    """
     away = ndimage.gaussian_filter(ndimage.distance_transform_edt(~foreground), 2.0)
     size = float(np.sqrt(foreground.sum()))
     far = bool(rng.random() < 1 / 3)
@@ -211,11 +215,18 @@ def _arcs(foreground: Mask, rng: np.random.Generator) -> Iterator[list[Curve]]:
         if far:
             for distance in rng.uniform(0.06, 0.3, int(rng.integers(1, 4))):
                 curves += arcs(float(distance) * min(foreground.shape), rng.uniform(0.6, 0.9))
-        yield curves
+        left = _BACKGROUND * float((~foreground).sum()) / (_BRUSH * min(foreground.shape))
+        kept = []
+        for curve in curves:
+            if left < 12:
+                break
+            kept.append(strokes.part(curve, left / max(1.0, strokes.length(curve)), rng))
+            left -= strokes.length(curve)
+        yield kept
 
 
 def _boxes(foreground: Mask, rng: np.random.Generator) -> Iterator[list[Curve]]:
-    """The outline of the bounding box, one pixel outside it; more of it are boxes further out."""
+    """The outline of the bounding box, one pixel outside it; then boxes further out."""
     rows, columns = np.nonzero(foreground)
     margin = 1
     while True:
@@ -227,7 +238,7 @@ def _boxes(foreground: Mask, rng: np.random.Generator) -> Iterator[list[Curve]]:
 
 
 def _sweeps(shape: tuple[int, ...], rng: np.random.Generator) -> Iterator[list[Curve]]:
-    """A slice of background alone: long wavering lines across its middle, or a large loop."""
+    """For slices of background only: long wavy lines across the middle, or a large loop."""
     h, w = shape
     while True:
         curves: list[Curve] = []
@@ -248,7 +259,7 @@ def _draw(canvas: Mask, region: Mask, more: Iterator[list[Curve]], style: Style,
     wanted = style.amount * sum(map(strokes.length, first))
     _paint(canvas, region, [strokes.part(c, style.amount, rng) for c in first], style, rng)
     left = wanted - sum(map(strokes.length, first))
-    for _ in range(int(np.ceil(4 * style.amount))):  # a region that is full gives nothing more
+    for _ in range(int(np.ceil(4 * style.amount))):  # the region is full
         if left <= 1.0:
             break
         curves = next(more)
@@ -269,7 +280,7 @@ def _width(style: Style, rng: np.random.Generator) -> int:
 
 
 def _dots(canvas: Mask, region: Mask, count: int, style: Style, rng: np.random.Generator) -> None:
-    """`count` points at random, likelier in the depth of the region than at its edge."""
+    """`count` random points, more likely in the interior of the region than at its edge."""
     inside = strokes.depth(region)
     candidates = np.argwhere(inside >= 0.5 * inside.max()) if inside.max() > 1 else np.argwhere(region)
     for point in candidates[rng.choice(len(candidates), min(count, len(candidates)), replace=False)]:
@@ -277,7 +288,7 @@ def _dots(canvas: Mask, region: Mask, count: int, style: Style, rng: np.random.G
 
 
 def _surroundings(foreground: Mask, background: Mask) -> Mask:
-    """Where people put background points: around the foreground, not in the far corners."""
+    """Weights of background points: around the foreground, not in the far corners."""
     if not foreground.any():
         return background
     reach = 6.0 + 0.7 * float(np.sqrt(foreground.sum()))

@@ -1,4 +1,4 @@
-"""Lines as a hand draws them inside a region: level sets of a wobbled distance, centre-lines, zigzags.
+"""Hand-like lines inside a region: level sets of a perturbed distance, centre-lines, zigzags.
 
 A curve is (n, 2), float, in pixels (row, column). A region is a boolean map (H, W).
 """
@@ -43,7 +43,7 @@ def level_set(field: Field, level: float) -> list[Curve]:
 
 
 def ring_line(region: Mask, rng: np.random.Generator) -> Curve:
-    """A closed line half-way between the outer edge of a ring and its hole, wandering across the wall."""
+    """A closed line about half-way between the outer edge of a ring and its hole."""
     filled = ndimage.binary_fill_holes(region)
     outer = ndimage.distance_transform_edt(np.pad(filled, 1))[1:-1, 1:-1]
     inner = ndimage.distance_transform_edt(np.pad(~(filled & ~region), 1, constant_values=True))[1:-1, 1:-1]
@@ -77,7 +77,7 @@ def centre_line(region: Mask, rng: np.random.Generator) -> Curve:
 
 
 def zigzag(region: Mask, rng: np.random.Generator) -> Curve:
-    """A line to and fro across a blob, along its long axis, inside by a third of its depth."""
+    """A zigzag line across a blob along its long axis, about a third of its depth from the edge."""
     inside = depth(region)
     points = np.argwhere(inside > 0.3 * inside.max()).astype(float)
     centre = points.mean(axis=0)
@@ -110,7 +110,7 @@ def resample(curve: Curve, step: float) -> Curve:
 
 
 def part(curve: Curve, share: float, rng: np.random.Generator) -> Curve:
-    """A connected piece of `share` of the length, from anywhere; a closed curve may be cut open anywhere."""
+    """A random connected piece of `share` of the length."""
     if share >= 1.0 or len(curve) < 2:
         return curve
     fine = resample(curve, 0.5)

@@ -13,12 +13,11 @@ from shlex import quote
 
 import numpy as np
 
-from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES, Dataset, write_dataset_json, write_splits
+from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES, Dataset, Split, write_dataset_json, write_splits
 from pclmix.data.importers.base import listed
-from pclmix.data.splits import Split
 from pclmix.errors import PclmixError
 from pclmix.io.files import atomic_folder, refuse_existing, require_writable, write_json
-from pclmix.io.progress import in_threads
+from pclmix.io.threads import in_threads
 from pclmix.io.volume import ENDINGS, ending_of, read_labels, stem_of, write_labels
 from pclmix.labels import IGNORE, Labels, looks_like_image
 from pclmix.synth.scribble import Style, case_rng, simulate
@@ -42,7 +41,7 @@ def weaken(masks: Path, out: Path, style: Style, seed: int = 0, *, show: bool = 
 
 
 def _weaken_dataset(source: Dataset, out: Path, style: Style, seed: int, show: bool) -> tuple[int, str]:
-    """Images, splits and dense masks are taken over; labelsTr is drawn anew. Cases without a dense mask are left out.
+    """Copies images, splits and dense masks and simulates labelsTr. Cases without a dense mask are left out.
 
     Dense masks are those in referenceTr or, in a dataset whose labels have no 'ignore', those in labelsTr.
     """
@@ -94,7 +93,7 @@ def _weaken_dataset(source: Dataset, out: Path, style: Style, seed: int, show: b
 def _weaken_folder(masks: Path, out: Path, style: Style, seed: int, show: bool) -> tuple[int, str]:
     """Label files anywhere below `masks`; where some are named NAME_gt (_mask, _label, _seg), only those are masks.
 
-    The ignore label is one above the highest value of all files. NAME_gt becomes NAME_scribble, other names stay.
+    The ignore label is the highest value of all files plus one. NAME_gt becomes NAME_scribble, other names stay.
     """
     files, left_out = _mask_files(masks)
     ignore = 1 + max(in_threads(_highest, files, "reading", show=show))
@@ -108,7 +107,8 @@ def _weaken_folder(masks: Path, out: Path, style: Style, seed: int, show: bool) 
             target = folder / path.relative_to(masks).with_name(name)
             target.parent.mkdir(parents=True, exist_ok=True)
             array, geometry = read_labels(path)
-            case = (path.relative_to(masks).parent / _MASK.sub("", stem)).as_posix()  # folders may hold the same names
+            # Includes the folder: several folders may have files of the same name.
+            case = (path.relative_to(masks).parent / _MASK.sub("", stem)).as_posix()
             drawn = simulate(array, style, case_rng(seed, case))
             write_labels(target, np.where(drawn == IGNORE, ignore, drawn), geometry)
             if ending_of(path).startswith(".tif") and geometry.spacing != (1.0, 1.0, 1.0):
@@ -124,9 +124,9 @@ def _weaken_folder(masks: Path, out: Path, style: Style, seed: int, show: bool) 
 
 
 def _mask_files(masks: Path) -> tuple[list[Path], list[Path]]:
-    """The masks below a folder, and what is neither a mask nor the image or the scribble of one.
+    """The masks below a folder, and files that are neither masks nor their images or scribbles.
 
-    Where some files are named as masks the rest are images; they are refused where they are more and belong to none.
+    If some files are named as masks, the others must be their images or scribbles.
     """
     files = sorted(p for p in masks.rglob("*") if ending_of(p) and p.is_file() and not p.name.startswith("."))
     if not files:
@@ -139,7 +139,7 @@ def _mask_files(masks: Path) -> tuple[list[Path], list[Path]]:
     others = [p for p in others if not {(p.parent, _SCRIBBLE.sub("", stem_of(p))), (p.parent, "")} & known]
     if len(others) > len(named):
         raise PclmixError(
-            f"{masks}: {len(named)} files are named as masks, {named[0]} for one, and {len(others)} are neither that "
+            f"{masks}: {len(named)} files are named as masks, such as {named[0]}, and {len(others)} are neither that "
             f"nor an image of one ({listed(others)}); name all masks NAME_mask, or give a folder with masks alone"
         )
     return named, others
