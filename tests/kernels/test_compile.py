@@ -1,4 +1,4 @@
-"""compile_ahead compiles kernels in parallel and launches none: with stand-ins for kernels and Triton's mode."""
+"""compile_ahead compiles kernels in parallel and launches none: with mock kernels and a mock of Triton's mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pclmix.kernels.compile import compile_ahead, launch
+from pclmix.kernels import compile_ahead, launch
 
 
 class Compiled:
-    """Says who brought it to the device, and what that thread does with Ctrl-C."""
+    """Records the thread that loaded it to the device, and whether that thread blocks Ctrl-C."""
 
     def __init__(self) -> None:
         self.loaded_by: list[threading.Thread] = []
@@ -114,7 +114,7 @@ def test_compiles_each_kernel_and_loads_it_once(triton: SimpleNamespace, older: 
         assert not kernel.launched
         assert len(kernel.compiled.loaded_by) == 1
         assert kernel.compiled.loaded_by[0] is not threading.main_thread()
-        assert signal.SIGINT in kernel.compiled.blocked  # Ctrl-C is the main thread's, not the compilers'
+        assert signal.SIGINT in kernel.compiled.blocked  # only the main thread handles Ctrl-C
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # type: ignore[arg-type]
     launch(kernels[0], (1,))()
     assert len(kernels[0].launched) == 1
@@ -122,7 +122,7 @@ def test_compiles_each_kernel_and_loads_it_once(triton: SimpleNamespace, older: 
 
 @pytest.mark.usefixtures("triton")
 def test_compiles_in_parallel() -> None:
-    barrier = threading.Barrier(3)  # nobody passes it alone
+    barrier = threading.Barrier(3)  # passed only if two compile at once
     with compile_ahead():
         for _ in range(3):
             launch(Kernel(barrier), (1,))()
@@ -161,7 +161,7 @@ def test_raises_compile_errors_and_leaves_the_mode() -> None:
 
 @pytest.mark.usefixtures("triton")
 def test_interrupt_leaves_the_mode() -> None:
-    """Whatever becomes of the kernels that were being compiled."""
+    """Whether or not the kernels were compiled."""
     kernel = Kernel(error=ArithmeticError("killed"))
 
     def interrupted() -> None:

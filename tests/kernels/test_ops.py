@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from interpreter import interpreted
 from torch import Tensor, nn
 
 from pclmix import kernels
@@ -25,7 +26,7 @@ TOLERANCE = 2e-2 if CUDA else 1e-4
 def with_kernels() -> Iterator[None]:
     pytest.importorskip("triton")
     torch.manual_seed(0)
-    with nullcontext() if CUDA else kernels.interpreted():
+    with nullcontext() if CUDA else interpreted():
         yield
 
 

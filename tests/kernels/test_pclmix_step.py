@@ -6,13 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
+from interpreter import interpreted
 from torch import Tensor
 
 from pclmix import kernels
 from pclmix.data.batch import Batch
 from pclmix.methods.base import Task, build_params, sum_terms
 from pclmix.methods.pclmix import PCLMix
-from pclmix.training.cast import cast_weights
+from pclmix.training.step import cast_weights
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -73,7 +74,7 @@ def build(net: str, size: int) -> tuple[PCLMix, Batch]:
 def test_a_step_in_the_interpreter_equals_plain_torch() -> None:
     pytest.importorskip("triton")
     method, batch = build("resnet10", 32)
-    values, gradients, functions = run(method, batch, kernels.interpreted(), bf16=False)
+    values, gradients, functions = run(method, batch, interpreted(), bf16=False)
     wanted, exact, plain_functions = run(method, batch, nullcontext(), bf16=False)
     assert functions >= FUNCTIONS
     assert not plain_functions & FUNCTIONS
@@ -83,7 +84,7 @@ def test_a_step_in_the_interpreter_equals_plain_torch() -> None:
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU")
-def test_a_step_in_bf16_is_as_exact_with_kernels_as_with_plain_torch() -> None:
+def test_bf16_step_with_kernels_is_as_accurate_as_plain_torch() -> None:
     """Against float32, values and gradients are no further off with kernels."""
     method, batch = build("resnet50", 128)
     _, exact, _ = run(method, batch, kernels.plain(), bf16=False)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pclmix.losses.consistency import confident_mse, follow, heterogeneous, mixed, negative_cosine
+from pclmix.losses.unlabelled import confident_mse, follow, heterogeneous, mixed, negative_cosine
 
 
 def probabilities(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -11,7 +11,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from pclmix.config import Augment
-from pclmix.data.augment import draw_affine
+from pclmix.data.batch import draw_affine
 from pclmix.labels import IGNORE
 from pclmix.losses.pseudo import (
     RunningMean,
@@ -67,7 +67,7 @@ def test_random_walker_on_a_constant_image_uses_distance() -> None:
 
 
 def slow_walk(image: np.ndarray, scribble: np.ndarray) -> np.ndarray:
-    """Grady's linear system, written out: how likely a walker from each pixel reaches each class first."""
+    """Grady's linear system: the probability that a walker from each pixel reaches each class first."""
     grey = (image[0].astype(float) + 0.35) / 1.7 * 2 - 1
     h, w = grey.shape
     laplacian = np.zeros((h * w, h * w))

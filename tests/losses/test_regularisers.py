@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pclmix.losses.regularisers import class_means, gated_crf, mumford_shah, piecewise_constant, total_variation
+from pclmix.losses.unlabelled import class_means, gated_crf, mumford_shah, piecewise_constant, total_variation
 
 
 def slow_energy(p: Tensor, image: Tensor) -> float:

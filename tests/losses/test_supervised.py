@@ -23,7 +23,7 @@ from pclmix.losses.supervised import (
 
 
 def slow_pce(logits: Tensor, label: Tensor) -> float:
-    """Pixel by pixel, as one would say it."""
+    """Pixel by pixel."""
     losses = []
     for b, y, x in [
         (b, y, x) for b in range(label.shape[0]) for y in range(label.shape[1]) for x in range(label.shape[2])
@@ -146,7 +146,7 @@ def test_supervised_needs_one_label_per_view() -> None:
 
 
 def slow_dice(p: Tensor, label: Tensor) -> float:
-    """Class by class and pixel by pixel, as one would say it."""
+    """Class by class and pixel by pixel."""
     b, k, h, w = p.shape
     scores = []
     for c in range(k):

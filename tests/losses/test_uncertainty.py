@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pclmix.labels import IGNORE
-from pclmix.losses.uncertainty import entropy, entropy_threshold, mean_prediction, pseudo_label, ramp
+from pclmix.losses.unlabelled import entropy, entropy_threshold, mean_prediction, pseudo_label, ramp
 
 
 def test_mean_prediction_by_hand() -> None:

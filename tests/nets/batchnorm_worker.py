@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pclmix.nets.batchnorm import ReducedBatchNorm, synchronise_batchnorm
+from pclmix.training.parallel import ReducedBatchNorm, synchronise_batchnorm
 
 
 def network() -> nn.Sequential:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pclmix.nets.batchnorm import ReducedBatchNorm, synchronise_batchnorm
+from pclmix.training.parallel import ReducedBatchNorm, synchronise_batchnorm
 
 WORKER = Path(__file__).with_name("batchnorm_worker.py")
 

@@ -1,4 +1,4 @@
-"""The encoder against MONAI's ResNet, which is written by others."""
+"""The encoder against MONAI's independent ResNet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from monai.networks.nets.resnet import ResNet
 
-from pclmix.nets.resnet import BASIC, DEPTHS, ResNetEncoder
+from pclmix.nets.cnn import BASIC, DEPTHS, ResNetEncoder
 
 
 def theirs(name: str, channels: int) -> ResNet:

@@ -1,4 +1,4 @@
-"""Every network by name: shapes, strides, what is learnt, and what prediction does without."""
+"""Every network by name: shapes, strides, parameters, and what prediction leaves out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import nn
 from pclmix.errors import PclmixError
 from pclmix.methods.base import Task
 from pclmix.methods.pclmix import PCLMix, PCLMixParams
-from pclmix.nets.dual import forward_dual
-from pclmix.nets.resnet import ResNetEncoder
+from pclmix.nets.cnn import ResNetEncoder
 from pclmix.nets.segmenter import NETS, Segmenter, build_decoder, build_segmenter, count_parameters
+from pclmix.nets.swin import forward_dual
 
 
 def build_pclmix(net: str) -> PCLMix:

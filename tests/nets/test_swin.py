@@ -1,4 +1,4 @@
-"""The transformer decoder against slow versions of itself, and its maps of awkward sizes."""
+"""The transformer decoder against slow versions of itself, and maps of any size."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.error import URLError
@@ -15,7 +16,7 @@ from skimage import data
 from torch import Tensor
 
 from pclmix.errors import PclmixError
-from pclmix.nets.resnet import ResNetEncoder
+from pclmix.nets.cnn import ResNetEncoder
 from pclmix.nets.segmenter import build_segmenter
 from pclmix.nets.weights import MEAN, STD, adapt_input, fitting_net, load_encoder_weights, strides_on_1x1
 
@@ -122,13 +123,18 @@ def test_refuses_weights_of_another_depth(tmp_path: Path) -> None:
         ("damaged.pth", b"not a pickle", "not a readable file"),
         ("empty.pth", b"", "not a readable file"),
         ("damaged.safetensors", b"\xff" * 40, "not a readable file"),
+        ("pickle.pth", pickle.dumps(print, protocol=4), "not a readable file"),
     ],
 )
-def test_unreadable_files(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_unreadable_files(
+    tmp_path: Path, name: str, content: bytes | None, message: str, recwarn: pytest.WarningsRecorder
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(PclmixError, match=message):
+    with pytest.raises(PclmixError, match=message) as caught:
         load_encoder_weights(ResNetEncoder("resnet18", 1), str(tmp_path / name), 1)
+    assert "weights_only" not in str(caught.value)
+    assert not recwarn.list
 
 
 def test_never_runs_code_from_a_file(tmp_path: Path) -> None:
@@ -186,7 +192,7 @@ def test_recognises_the_version_of_trained_weights_by_their_statistics(name: str
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", ["resnet50", "resnet50v1"])
 def test_recognises_the_version_of_smooth_and_rough_kernels(tmp_path: Path, name: str, channels: int) -> None:
-    """Random weights but for one layer: the farther apart the pixels it sees, the less its outputs differ."""
+    """Random weights except in one layer, whose outputs vary less if the pixels it sees are farther apart."""
     torch.manual_seed(0)
     encoder = ResNetEncoder(name, 3)
     kernel = encoder.layer2[0].conv2.weight
@@ -198,7 +204,7 @@ def test_recognises_the_version_of_smooth_and_rough_kernels(tmp_path: Path, name
     file = tmp_path / "w.pth"
     torch.save(state if channels == 3 else adapt_input(state, 1), file)
     assert fitting_net("resnet50", str(file)) == name
-    # A run that goes on needs no file.
+    # A resumed run needs no file.
     assert fitting_net("resnet50", str(tmp_path / "gone.pth"), known=name) == name
 
 

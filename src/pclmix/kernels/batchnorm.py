@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pclmix.kernels.compile import launch
+from pclmix.kernels import launch
 
 ROWS, COLUMNS = 64, 64  # of a block
 SUMMED_ROWS, SUMMED_GRADIENTS = 128, 64  # of a block of a sum, and of one that reads up to five maps
@@ -167,7 +167,7 @@ def _batch_norm_sum_gradient(
 def _batch_norm_backward(
     g, x, stats, line, dx, rows, columns, channels, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """dx = scale g + slope x + constant; g is still to pass the ReLU where it was not kept."""
+    """dx = scale g + slope x + constant; where g was not kept, the ReLU is applied to it here."""
     blocks = columns // COLUMNS
     column = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     channel = column % channels

@@ -27,10 +27,10 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def common_count(count: Tensor) -> Tensor:
-    """A number of pixels averaged over ranks, at least one in all: the denominator of a mean over the whole batch.
+    """A number of pixels averaged over ranks, at least 1 in total: the denominator of a mean over the whole batch.
 
-    Data-parallel training averages gradients over ranks. A loss that divides its own sum by this count thus has the
-    gradient of the mean over the pixels of all ranks, however unevenly they are spread.
+    Data-parallel training averages gradients over ranks. A loss that divides its sum by this count has the
+    gradient of the mean over the pixels of all ranks, however they are distributed.
     """
     if world_size() == 1:
         return count.clamp(min=1)
@@ -48,7 +48,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """Each rank's value enters the loss of every rank, so gradients are summed as well."""
+    """Each rank's value enters every rank's loss, so gradients are summed as well."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pclmix.kernels import launch
 from pclmix.kernels.collective import common_count
-from pclmix.kernels.compile import launch
 
 PIXELS = 512
 _TINY = torch.finfo(torch.float32).eps ** 2  # as negative_cosine

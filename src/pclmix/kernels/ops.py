@@ -1,7 +1,7 @@
 """The operations that have kernels, defined in plain torch. Networks and losses call these functions.
 
-Each runs its kernels where they are usable and fit the shapes, else the plain definition beside them. Two more choose
-in their own place: window attention (nets/swin.py) and the pixel terms of PCLMix (methods/pclmix.py).
+Each runs its kernels if they are usable and fit the shapes, else the plain definition. Two further operations choose
+in their own modules: window attention (nets/swin.py) and the pixel terms of PCLMix (methods/pclmix.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def upsample_concat(x: Tensor, skip: Tensor | None) -> Tensor:
 
         if maps.upsample_fits(x, skip):
             return maps.upsample_concat(x, skip)
-    # Repeating pixels is exact in any type; autocast would do it in float32.
+    # Repeating pixels is exact in any type; autocast would use float32.
     with torch.autocast(x.device.type, enabled=False):
         x = F.interpolate(x, scale_factor=2.0, mode="nearest")
     return x if skip is None else torch.cat([x, skip], dim=1)
@@ -61,7 +61,7 @@ def upsample_concat(x: Tensor, skip: Tensor | None) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x (..., I), weight (O, I), bias (O) to (..., O); the kernels compute the gradient of the bias."""
     if bias is not None and usable("linear", x, weight, bias):
-        from pclmix.kernels import linear as kernels
+        from pclmix.kernels import transformer as kernels
 
         if kernels.linear_fits(weight):
             return kernels.linear(x, weight, bias)
@@ -75,7 +75,7 @@ def residual_norm(x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor
     would run it in float32, on maps of twice the size.
     """
     if usable("layernorm", x, branch) and weight.dtype == torch.float32:
-        from pclmix.kernels import linear as kernels
+        from pclmix.kernels import transformer as kernels
 
         if kernels.norm_fits(weight):
             return kernels.residual_norm(x, branch, weight, bias, eps)
@@ -87,10 +87,10 @@ def residual_norm(x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor
 def squared_norms(x: Tensor, matrices: Tensor) -> Tensor:
     """|E_s x|^2 of each pixel x of a map (B, H, W, C) and each matrix of (S, C, C): (B, H, W, S)."""
     if usable("squared_norm", x):
-        from pclmix.kernels import classify
+        from pclmix.kernels import maps
 
-        if classify.norms_fit(matrices):
-            return classify.squared_norms(x, matrices)
+        if maps.norms_fit(matrices):
+            return maps.squared_norms(x, matrices)
     products = F.linear(x, matrices.flatten(0, 1)).view(*x.shape[:3], -1, x.shape[3])
     with torch.autocast(x.device.type, enabled=False):
         norms: Tensor = torch.linalg.vector_norm(products, dim=-1).to(matrices.dtype)
@@ -104,15 +104,15 @@ def place_logits(scores: Tensor, norms: Tensor, bias: Tensor, channels: int, eps
     Returns (B, K, fH, fW).
     """
     if usable("logits", scores) and norms.dtype == torch.float32:
-        from pclmix.kernels import classify
+        from pclmix.kernels import maps
 
-        return classify.place_logits(scores, norms, bias, channels, eps)
+        return maps.place_logits(scores, norms, bias, channels, eps)
     batch, height, width, places = norms.shape
     factor = math.isqrt(places)
     scores = scores.view(*norms.shape, -1)
     with torch.autocast(scores.device.type, enabled=False):
         logits = scores * torch.rsqrt(norms.unsqueeze(-1) / channels + eps) + bias
-    # Moved to its place and to the order of axes that the losses need in one copy.
+    # One copy permutes to the axes that the losses need.
     logits = logits.view(batch, height, width, factor, factor, -1).permute(0, 5, 1, 3, 2, 4)
     return logits.reshape(batch, -1, height * factor, width * factor)
 

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pclmix.kernels.collective import gather_rows
-from pclmix.losses.precision import full, no_autocast
+from pclmix.losses import full, no_autocast
 
 TEMPERATURE = 0.07
-ANCHORS = 1024
 #: From the image to the map on which the embedding is computed.
 STRIDE = 8
 #: More than any label (labels are kept as int16), and a key after all others.
@@ -24,7 +23,7 @@ LENGTH = 500
 class Anchors:
     """N places in a (B, h, w) map: `index` (N) into the flattened map, `label` (N), `valid` (N) bool.
 
-    Where `valid` is false there were not enough candidates: index and label are 0 and mean nothing.
+    Where `valid` is false there were not enough candidates: index and label are 0 and have no meaning.
     """
 
     index: Tensor
@@ -97,7 +96,7 @@ def info_nce(
 
     own = label[:, None] == torch.arange(classes, device=label.device)
     negative = filled & ~own[:, :, None]
-    # Finite, unlike -inf: an anchor without negatives then has a gradient of 0 and not of NaN.
+    # Finite, unlike -inf: an anchor without negatives then has gradient 0 instead of NaN.
     absent = torch.finfo(similarity.dtype).min / 2
     negatives = similarity.masked_fill(~negative, absent).flatten(1).logsumexp(1)
 
@@ -120,7 +119,7 @@ def prototypes(embedding: Tensor, pseudo: Tensor, classes: int) -> tuple[Tensor,
     member = pseudo.flatten(1)[:, None] == torch.arange(classes, device=pseudo.device)[:, None]
     with no_autocast(embedding):
         rows = full(embedding.detach()).flatten(2).transpose(1, 2)
-        # The sum's direction is the mean's.
+        # The sum has the direction of the mean.
         total = member.to(rows.dtype) @ rows
     return F.normalize(total, dim=2), member.any(2)
 
@@ -149,13 +148,13 @@ class PrototypeQueue(nn.Module):
         """Add the valid ones of prototypes (B, K, D), valid (B, K), of all ranks in rank order, dropping the oldest.
 
         All ranks must call this together and then hold the same queue. The buffers change in place. Of more than Q of
-        a class at once the last Q are kept.
+        one class the last Q are kept.
         """
-        # One message instead of two: the flag is one more column.
+        # One collective instead of two: the flag is a further column.
         flagged = gather_rows(torch.cat([full(prototypes), valid.unsqueeze(2).to(full(prototypes).dtype)], dim=2))
         prototypes, valid = flagged[:, :, :-1], flagged[:, :, -1] > 0
         rows, length = valid.shape[0], self.entries.shape[1]
-        # For each place of the ring, the row that lands on it: there are few places and no collisions.
+        # For each place of the ring, the row written to it: there are few places and no collisions.
         new = valid.sum(0)[:, None]
         turn = (torch.arange(length, device=new.device) - self.count[:, None]) % length
         # Of the rows turn, turn + Q, turn + 2Q, ... that land here the last one is kept.

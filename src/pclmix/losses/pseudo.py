@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from pclmix.kernels.collective import gather_rows
 from pclmix.labels import IGNORE
-from pclmix.losses.precision import full
+from pclmix.losses import full
 
 BETA = 100.0
-#: Intensities are rescaled from this range to [-1, 1], as in scikit-image's example, which the field follows.
+#: Intensities are rescaled from this range to [-1, 1], as in scikit-image's example.
 RANGE = (-0.35, 1.35)
 SEGMENTS, COMPACTNESS = 200, 15.0
 #: Enough for noise and spirals at 256x256 (both tested); hearts need four.
@@ -36,7 +36,7 @@ def random_walker_labels(
     classes = np.unique(scribble[scribble >= 0])
     if len(classes) < 2:
         return np.zeros_like(scribble) if classes.tolist() == [0] else scribble.copy()
-    # The library renumbers labels, so it gets consecutive numbers and the classes are looked up afterwards.
+    # The library renumbers labels: pass consecutive numbers and look the classes up afterwards.
     seeds = np.where(scribble >= 0, np.searchsorted(classes, scribble) + 1, 0)
     low, high = RANGE
     scaled = (np.clip(image, low, high) - low) / (high - low) * 2 - 1
@@ -165,7 +165,7 @@ def components(mask: Tensor, rounds: int = ROUNDS) -> Tensor:
     exponentially, so that few rounds reach across long shapes; with too few a component would count as several.
     """
     _, height, width = mask.shape
-    # Place 0 stands for "outside" and points at itself; float32 counts exactly to 2^24 pixels.
+    # Index 0 means "outside" and points at itself; float32 is exact up to 2^24 pixels.
     own = torch.arange(1, height * width + 1, device=mask.device).view(1, height, width) * mask
     inside = mask.flatten(1)
     parent = F.pad(own.flatten(1), (1, 0))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pclmix.kernels.collective import common_count
 from pclmix.labels import IGNORE
-from pclmix.losses.precision import full
+from pclmix.losses import full
 
 #: The share of the transformer branch, lambda_t of the paper.
 LAMBDA_T = 0.4
@@ -36,8 +36,7 @@ class SoftLabel:
     def dense(self, classes: int) -> Tensor:
         """(B, K, H, W): `weight` on the class of `a` and 1 - `weight` on that of `b`, each only where it is drawn.
 
-        A pixel drawn in only one of the two holds that one's weight, since nothing is known of the other; a pixel
-        drawn in neither holds zeros.
+        A pixel drawn in one of the two has only that weight; a pixel drawn in neither has zeros.
         """
         k = torch.arange(classes, device=self.a.device).view(1, -1, 1, 1)
         # IGNORE equals no class, so pixels that were not drawn get nothing.
@@ -51,7 +50,7 @@ def partial_cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
     logits: (B, K, H, W). label: (B, H, W), IGNORE where nothing was drawn. Returns a scalar; 0, with a gradient of
     zeros, when nothing was drawn in the whole batch.
     """
-    # Not cross_entropy's own mean: over no pixels it is NaN, and it would count this rank's pixels alone.
+    # Not cross_entropy's own mean: NaN over no pixels, and it counts only this rank's pixels.
     per_pixel = F.cross_entropy(full(logits), label, ignore_index=IGNORE, reduction="none")
     return per_pixel.sum() / common_count((label >= 0).sum())
 

@@ -1,1 +1,1 @@
-"""Networks: segmenter.py is what predicts, dual.py what PCLMix trains beside it."""
+"""Networks: segmenter.py has the one that predicts, swin.py the transformer branch that PCLMix trains as well."""

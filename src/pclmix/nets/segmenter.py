@@ -1,4 +1,4 @@
-"""The network that predicts: an encoder and one CNN decoder. It neither needs nor imports the transformer."""
+"""The network that predicts: an encoder and one CNN decoder. It does not import the transformer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from pclmix.errors import PclmixError
-from pclmix.nets.resnet import DEPTHS, Encoder, ResNetEncoder
-from pclmix.nets.unet import Decoder, FamilyDecoder, UNetDecoder, UNetEncoder
+from pclmix.nets.cnn import DEPTHS, Decoder, Encoder, FamilyDecoder, ResNetEncoder, UNetDecoder, UNetEncoder
 from pclmix.registry import Registry
+
+
+def device_kind(name: str) -> Literal["cpu", "cuda"]:
+    """`auto` is the GPU if there is one; an absent device is refused."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise PclmixError(f"--device {name} is not known; use auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PclmixError("--device cuda: no CUDA device can be used here; use --device cpu, or check the driver")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 class Segmenter(nn.Module):
@@ -55,7 +64,7 @@ def check_side(height: int, width: int, multiple: int) -> None:
 
 @dataclass(frozen=True)
 class Net:
-    """How an encoder (of input channels) and a decoder for it (of channels and classes) are made."""
+    """Factories of an encoder (by input channels) and its decoder (by channels and classes)."""
 
     encoder: Callable[[int], Encoder]
     decoder: Callable[[Sequence[int], int], Decoder]

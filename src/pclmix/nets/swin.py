@@ -1,13 +1,10 @@
-"""Transformer decoder Ft: Swin blocks on the encoder's features at strides 32 to 4, then x4 to the image's size.
-
-Maps are (B, H, W, C), which is the memory of a channels-last (B, C, H, W): conversion copies nothing. Maps of any size
-fit: windowed attention has relative positions, is shifted in every second block and pads where it must.
-"""
+"""Transformer branch: Swin decoder Ft on the encoder's features, and the dual network that PCLMix trains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +12,8 @@ from torch import Tensor, nn
 
 from pclmix import kernels
 from pclmix.errors import PclmixError
-from pclmix.kernels.ops import linear, place_logits, residual_norm, squared_norms
+from pclmix.kernels.ops import fork, linear, norm_act, place_logits, residual_norm, squared_norms
+from pclmix.nets.segmenter import Segmenter
 
 WIDTH = 96
 HEADS = (3, 6, 12, 24)
@@ -61,11 +59,11 @@ class WindowAttention(nn.Module):
         window = (min(self.window, height), min(self.window, width))
         shift = (self._shift(height), self._shift(width))
         if kernels.usable("attention", x):
-            from pclmix.kernels import attention
+            from pclmix.kernels import transformer
 
-            if attention.fits(height, width, window, x.shape[3], self.heads):
+            if transformer.fits(height, width, window, x.shape[3], self.heads):
                 bias = self.relative_bias(window, x.device)
-                y: Tensor = self.proj(attention.window_attention(self.qkv(x), bias, self.heads, shift))
+                y: Tensor = self.proj(transformer.window_attention(self.qkv(x), bias, self.heads, shift))
                 return y
         pad = (-height % window[0], -width % window[1])
         if any(pad):
@@ -95,7 +93,12 @@ class WindowAttention(nn.Module):
             .reshape(3, batch, rows * columns * self.heads, window[0] * window[1], -1)
             .unbind(0)
         )
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype).unsqueeze(0))
+        bias = bias.to(q.dtype)
+        if q.device.type == "cpu":  # with a learnt bias torch has no fused attention there: 1.6 to 2.7 times as long
+            with torch.autocast("cpu", enabled=False):  # which would compute the softmax in 32 bits
+                y: Tensor = (q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2) + bias).softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.unsqueeze(0))
         return (
             y.reshape(batch, rows, columns, self.heads, window[0], window[1], -1)
             .permute(0, 1, 4, 2, 5, 3, 6)
@@ -265,3 +268,58 @@ class SwinDecoder(nn.Module):
             x = self.blocks[level](x)
         logits: Tensor = self.final(x)
         return logits
+
+
+CONTRAST_STRIDE = 8
+EMBEDDING_WIDTH = 256
+
+
+class EmbeddingHead(nn.Module):
+    """Stride-8 feature (B, C, H/8, W/8) to unit embeddings (B, D, H/8, W/8): 1x1 conv, BN, ReLU, 1x1 conv, L2 norm.
+
+    The hidden layer is as wide as the feature it reads. Embeddings come back in float32, since their cosines are
+    divided by a small temperature.
+    """
+
+    def __init__(self, channels: int, width: int = EMBEDDING_WIDTH) -> None:
+        super().__init__()
+        self.project = nn.Sequential(
+            nn.Conv2d(channels, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(channels, width, 1),
+        )
+
+    def forward(self, feature: Tensor) -> Tensor:
+        hide, norm, _, embed = self.project
+        return F.normalize(embed(norm_act(norm, hide(feature))).float(), dim=1)
+
+
+class DualOutput(NamedTuple):
+    """Equation 2 before the softmax: logits of both decoders, and unit embeddings of the first images."""
+
+    logits_c: Tensor  # (B, K, H, W)
+    logits_t: Tensor  # (B, K, H, W)
+    embeddings: Tensor  # (embed, D, H/8, W/8)
+
+
+def forward_dual(net: Segmenter, aux: SwinDecoder, head: EmbeddingHead, x: Tensor, embed: int) -> DualOutput:
+    """Equation 2, (p_c, p_t) = F(x), before the softmax; embeddings of the first `embed` images, the unmixed ones."""
+    readers = [fork(feature, len(x), len(x), embed) for feature in net.features(x)]
+    for_c, for_t, for_head = zip(*readers, strict=True)
+    stride8 = for_head[net.encoder.strides.index(CONTRAST_STRIDE)]
+    return DualOutput(net.decode(for_c), aux(for_t), head(stride8))
+
+
+def build_auxiliary(
+    net: Segmenter,
+    classes: int,
+    embedding_width: int = EMBEDDING_WIDTH,
+    swin_width: int = WIDTH,
+) -> tuple[SwinDecoder, EmbeddingHead]:
+    """The modules that training adds to `net`: transformer decoder and embedding head on its encoder's features."""
+    strides, channels = net.encoder.strides, net.encoder.channels
+    if strides[-4:] != SwinDecoder.strides:
+        raise PclmixError("this network has no features at strides 4 to 32, which PCLMix needs: set net= to a resnet")
+    aux = SwinDecoder(channels, classes, swin_width)
+    return aux, EmbeddingHead(channels[strides.index(CONTRAST_STRIDE)], embedding_width)

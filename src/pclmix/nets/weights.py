@@ -1,8 +1,8 @@
 """Pretrained encoder weights: `encoder.weights` is none, imagenet, or a file with torchvision's key names.
 
 ImageNet weights expect colour images normalised per channel, (x - mean) / std; ours are scaled to [0, 1]. The
-normalisation is folded into the first convolution, so that no later step has to know of it. ResNet-50 has two versions
-that stride in different places and name their weights alike; a file's own statistics tell which one it is of.
+normalisation is folded into the first convolution. ResNet-50 has two versions that stride in different places and name
+their weights alike; the statistics in a file tell which one it is for.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pclmix.errors import PclmixError, load_failure
-from pclmix.nets.resnet import Block, Encoder, ResNetEncoder
+from pclmix.errors import PclmixError, load_failure, without_warnings
+from pclmix.nets.cnn import Block, Encoder, ResNetEncoder
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -49,7 +49,7 @@ def load_encoder_weights(encoder: Encoder, spec: str, in_channels: int) -> None:
     state = {key: value for key, value in state.items() if not key.startswith("fc.")}
     state = adapt_input(state, in_channels)
     expected = encoder.state_dict()
-    # Files that hold weights alone have no counters; a BatchNorm with a fixed momentum never reads its own.
+    # Weight files may lack the counters; a BatchNorm with fixed momentum does not use them.
     state = {key: value for key, value in expected.items() if key.endswith("num_batches_tracked")} | state
     problems = misfits(state, expected)
     if problems:
@@ -91,7 +91,7 @@ def read_weights(path: Path) -> State:
     return dict(_read_weights(path, found.st_mtime_ns, found.st_size))
 
 
-@lru_cache(maxsize=1)  # one start of training asks for the same file several times
+@lru_cache(maxsize=1)  # training reads the same file several times at its start
 def _read_weights(path: Path, modified: int, size: int) -> State:
     try:
         if path.suffix == ".safetensors":
@@ -99,7 +99,8 @@ def _read_weights(path: Path, modified: int, size: int) -> State:
 
             state = load_file(path)
         elif path.suffix in (".pth", ".pt"):
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            with without_warnings():
+                state = torch.load(path, map_location="cpu", weights_only=True)
         else:
             raise PclmixError(f"encoder.weights={path}: must be none, imagenet, or a .pth or .safetensors file")
     except PclmixError:
@@ -121,7 +122,7 @@ def _safetensors_error() -> type[Exception]:
 def fitting_net(net: str, spec: str, known: str | None = None) -> str:
     """`resnet50v1` for `resnet50` where the file `spec` holds weights of that version; any other `net` as it is.
 
-    `spec` as in `load_encoder_weights`. `known`: the network of the run that is resumed, which needs no file any more.
+    `spec` as in `load_encoder_weights`. `known`: the network of a resumed run, which no longer needs the file.
     """
     if net != "resnet50" or spec in ("none", "imagenet"):
         return net
@@ -137,7 +138,7 @@ def strides_on_1x1(state: State) -> bool:
     vary differently. Photographs go through the first strided block both ways; BatchNorm's running variances, which
     training left in the file, fit one of them. The measure is the spread over channels of the logarithm of the ratio.
     ImageNet weights of version 1 have 0.17 that way against 0.30 the other; with statistics computed again for the
-    usual version they have 0.27 against 0.20. Anything less clear counts as the usual version.
+    usual version they have 0.27 against 0.20. Unclear cases count as the usual version.
     """
     kernel = state.get("conv1.weight")
     channels = 3 if kernel is None or kernel.ndim != 4 else kernel.shape[1]
@@ -146,7 +147,7 @@ def strides_on_1x1(state: State) -> bool:
     state = adapt_input({k: v for k, v in state.items() if not k.startswith("fc.")}, channels)
     counters = {k: torch.zeros(()) for k in encoder.state_dict() if k.endswith("num_batches_tracked")}
     if misfits(counters | state, encoder.state_dict()):
-        return False  # load_encoder_weights will say what is wrong with it
+        return False  # load_encoder_weights reports the error
     encoder.load_state_dict(counters | state, assign=True)
     block = encoder.eval().layer2[0]
     assert isinstance(block, Block)
@@ -161,7 +162,7 @@ def strides_on_1x1(state: State) -> bool:
 
 
 def photographs(side: int = 224) -> Iterator[Tensor]:
-    """A few of scikit-image's own, (3, side, side) in [0, 1]."""
+    """A few photographs of scikit-image, (3, side, side) in [0, 1]."""
     from skimage import data
 
     for image in (data.astronaut(), data.chelsea(), data.coffee(), data.rocket()):
