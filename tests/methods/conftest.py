@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pclmix.config import Augment, describe
-from pclmix.data.augment import draw_affine
-from pclmix.data.batch import Batch
+from pclmix.config import Augment
+from pclmix.data.batch import Batch, draw_affine
 from pclmix.labels import IGNORE
 from pclmix.methods.base import Method, Task, Terms, build_params, sum_terms
 from pclmix.nets.segmenter import Segmenter, build_segmenter
@@ -66,7 +65,7 @@ class Contract:
         assert self.method.summary
         assert self.method.source
         assert self.method.needs in ("scribbles", "dense masks")
-        assert all(sentence for _, _, sentence in describe(self.method.Params))
+        assert all(field.description for field in self.method.Params.model_fields.values())
         assert self.method.inference_nets[0] == "net"
         assert self.method.passes.trained > 0
 

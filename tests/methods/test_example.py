@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> type[Method]:
-    """The page's file, run as a module of its own and forgotten afterwards."""
+    """The file of the page as a module, removed afterwards."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == 1
     module = types.ModuleType("selftrain")
@@ -30,7 +30,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> type[Method]:
 
 
 @pytest.mark.parametrize("net", ["unet", "resnet18"])
-def test_the_example_keeps_the_contract(
+def test_the_example_fulfils_the_contract(
     net: str,
     example: type[Method],
     contract: Callable[..., Any],

@@ -19,7 +19,7 @@ SMALL = {"anchors": 32, "queue": 8, "embedding": 16, "swin_width": 24}
 
 
 class Step:
-    """A whole step with its gradients, on buffers that stay where they are."""
+    """A whole step with its gradients, on fixed buffers."""
 
     def __init__(self, mixer: str, batch: Batch, device: str) -> None:
         torch.manual_seed(0)

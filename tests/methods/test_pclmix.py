@@ -46,7 +46,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def by_hand(method: PCLMix, batch: Batch, progress: float, seed: int) -> dict[str, Tensor]:
-    """The paper's page, in its own order, with the draws of one seed."""
+    """The equations in the order of the paper, with the random draws of one seed."""
     g = torch.Generator().manual_seed(seed)
     x, y = batch.image, batch.label
     one, two = (torch.randperm(len(x), generator=g) for _ in range(2))

@@ -38,7 +38,7 @@ def test_unknown_parameter_suggests_the_nearest() -> None:
         build_params(find_method("em"), {"weigth": 1.0})
 
 
-def test_pclmix_says_which_networks_it_needs() -> None:
+def test_pclmix_refuses_unsuitable_networks() -> None:
     method = find_method("pclmix")
     with pytest.raises(PclmixError, match="set net= to a resnet"):
         method(Task("unet", 1, 4, (64, 64)), build_params(method, {}))

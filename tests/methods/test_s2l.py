@@ -42,7 +42,7 @@ def test_running_mean_uses_evaluation_mode(batch_for: Callable[..., Batch]) -> N
 
 def test_confident_pixels_become_labels(batch_for: Callable[..., Batch]) -> None:
     method, batch = build(), replace(batch_for(S2L), theta=None, index=torch.tensor([0, 1]))
-    method.memory.mean[:, 2] = 255  # everybody has long been sure of class 2
+    method.memory.mean[:, 2] = 255  # the mean has long been confident of class 2
     terms = method.step(batch, torch.ones(()), torch.Generator())
     assert float(terms["pseudo"].value.detach()) > 0
 

@@ -107,7 +107,7 @@ def test_the_loss_by_hand(name: str) -> None:
 
 
 def test_mloss_energy_without_its_weight() -> None:
-    """An image and a prediction that were swapped would hide in a weight of a millionth."""
+    """With a weight of a millionth, a swapped image and prediction would go unnoticed."""
     term = terms_of("mloss")["mumford_shah"]
     assert float(term.value.detach()) == pytest.approx(mumford_shah(), rel=1e-4)
     assert term.weight == 1e-6
@@ -115,7 +115,7 @@ def test_mloss_energy_without_its_weight() -> None:
 
 def test_s2l_pseudo_labels_by_hand() -> None:
     terms = terms_of("s2l", threshold=0.65, stride=1)
-    # Of the two pixels nobody drew on, 0.7 of class 1 is sure and 0.6 of class 0 is not.
+    # Of the two unlabelled pixels, 0.7 of class 1 is confident and 0.6 of class 0 is not.
     assert float(terms["pseudo"].value.detach()) == pytest.approx(-math.log(0.7), rel=1e-4)
     assert float(sum_terms(terms).detach()) == pytest.approx(PCE - 0.5 * math.log(0.7), rel=1e-4)
 

@@ -40,29 +40,29 @@ class Passes:
     A network that is not trained, such as a teacher, counts as a pass without gradients.
     """
 
-    trained: float = 1.0  #: forward and backward
-    inferred: float = 0.0  #: forward alone, without a gradient
+    trained: float = 1.0  #: with backward pass
+    inferred: float = 0.0  #: forward only, without gradients
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the data requires of the networks."""
+    """Properties of the data that determine the networks."""
 
     net: str
     in_channels: int
     classes: int
     size: tuple[int, int]
-    slices: int = 0  #: N, slices in the training store, for methods that remember each one
+    slices: int = 0  #: N, slices in the training store, for methods with per-slice state
 
 
 class Method(nn.Module):
-    """A training method. `net` is the inference model; everything else of a method is for training only."""
+    """A training method. `net` is the inference model; everything else is used in training only."""
 
     summary: ClassVar[str]  #: one line for `pclmix methods`
-    source: ClassVar[str]  #: where it was published
+    source: ClassVar[str]  #: publication
     needs: ClassVar[Literal["scribbles", "dense masks"]] = "scribbles"
     Params: ClassVar[type[Section]] = Section
-    #: The networks that can predict, the default first. All start from encoder.weights.
+    #: The networks usable for prediction, the default first. All start from encoder.weights.
     inference_nets: ClassVar[tuple[str, ...]] = ("net",)
     needs_affine: ClassVar[bool] = False  #: undoes augmentation by `Batch.theta`, so only affine maps are allowed
     passes: ClassVar[Passes] = Passes()  #: the reference of benchmarks/methods.py
@@ -70,7 +70,7 @@ class Method(nn.Module):
     net: Segmenter
 
     def __init__(self, task: Task, params: Any, net: Segmenter | None = None) -> None:
-        """params: an instance of the method's Params. net: given by methods that build their own."""
+        """params: an instance of the method's Params. net: passed by methods that build it themselves."""
         super().__init__()
         self.task = task
         self.params = params
@@ -117,7 +117,7 @@ def build_params(method: type[Method], params: Mapping[str, Any]) -> Section:
 
 
 def require_fitting(config: Config) -> Section:
-    """The parameters of the method of `config`, after refusing settings that it cannot train with."""
+    """The parameters of the method of `config`; refuses settings that it cannot train with."""
     method = find_method(config.method)
     if method.needs_affine and config.augment.pinch > 0:
         raise PclmixError(

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from pclmix.config import NonNegative, Positive, Section, Share
 from pclmix.data.batch import Batch
 from pclmix.labels import IGNORE
-from pclmix.losses.precision import full, planes
+from pclmix.losses import full, planes
 from pclmix.losses.pseudo import largest_components
 from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
@@ -27,7 +27,7 @@ class CycleMixParams(Section):
     lambda_mix: NonNegative = Field(7.0, description="weight of mix invariance")
     lambda_component: NonNegative = Field(7.0, description="weight of agreement with the largest components")
     # The public network ends in BatchNorm, so its first predictions are a mixture of classes. Another network may
-    # begin with one class everywhere, which would be its own largest component for good.
+    # begin with one class everywhere, which would remain its own largest component.
     ramp: Share = Field(0.2, description="share of training over which both consistencies rise from 0")
 
 
@@ -36,7 +36,7 @@ class CycleMix(Method):
     summary: ClassVar[str] = "saliency-guided mix, occlusion, mix invariance, largest components"
     source: ClassVar[str] = "Zhang and Zhuang 2022, CycleMix"
     Params: ClassVar[type[Section]] = CycleMixParams
-    #: The gradient at the image is one more backward pass through the network, about a forward pass.
+    #: The gradient at the image is one more backward pass, about as long as a forward pass.
     passes: ClassVar[Passes] = Passes(trained=2, inferred=1)
 
     def __init__(self, task: Task, params: CycleMixParams) -> None:
@@ -48,7 +48,7 @@ class CycleMix(Method):
         x, y = batch.image.detach().requires_grad_(), batch.label
         logits = planes(self.net(x))
         pce = partial_cross_entropy(logits, y)
-        # What matters in an image: where a small change of it would change the loss most.
+        # Saliency: the gradient of the loss at the image.
         (gradient,) = torch.autograd.grad(pce, x, retain_graph=True)
         saliency = gradient.float().square().sum(1).sqrt()
         x = x.detach()
@@ -60,7 +60,7 @@ class CycleMix(Method):
         p = logits.softmax(1)
         image = turn(mix.images(x, x[order]).masked_fill(hidden, 0), turns)
         label = turn(mix.labels(y, y[order]).unsqueeze(1).masked_fill(hidden, IGNORE), turns).squeeze(1)
-        # Hidden pixels have a target of zeros, which `disagreement` leaves out.
+        # Occluded pixels have targets of zeros, which `disagreement` leaves out.
         target = turn(mix.predictions(p, p[order]).masked_fill(hidden, 0), turns)
         mixed = planes(self.net(image))
         rise = (progress / params.ramp).clamp(max=1.0) if params.ramp > 0 else torch.ones_like(progress)

@@ -1,4 +1,4 @@
-"""Dual-branch network with dynamically mixed pseudo labels: two decoders, one of which sees features with dropout."""
+"""Dual-branch network with dynamically mixed pseudo labels: two decoders, one on features with dropout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.precision import full, planes
+from pclmix.losses import full, planes
 from pclmix.losses.supervised import dice_loss, partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Task, Term, Terms
 from pclmix.nets.segmenter import build_decoder

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Generator, Tensor
 
 from pclmix.data.batch import Batch
-from pclmix.losses.precision import planes
+from pclmix.losses import planes
 from pclmix.losses.supervised import dice_loss, partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
@@ -20,7 +20,7 @@ class Full(Method):
 
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
         logits = planes(self.net(batch.image))
-        # The corners that a rotation leaves empty are IGNORE here too.
+        # Empty corners after a rotation are IGNORE.
         return {
             "ce": Term(partial_cross_entropy(logits, batch.label)),
             "dice": Term(dice_loss(logits.softmax(1), batch.label)),

@@ -9,9 +9,9 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.precision import planes
-from pclmix.losses.regularisers import mumford_shah
+from pclmix.losses import planes
 from pclmix.losses.supervised import partial_cross_entropy
+from pclmix.losses.unlabelled import mumford_shah
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Generator, Tensor
 
 from pclmix.data.batch import Batch
-from pclmix.losses.precision import planes
+from pclmix.losses import planes
 from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms
 

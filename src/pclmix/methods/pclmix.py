@@ -15,14 +15,13 @@ from torch import Generator, Tensor
 from pclmix import kernels
 from pclmix.config import NonNegative, Section, Share
 from pclmix.data.batch import Batch
-from pclmix.losses.consistency import heterogeneous, mixed
+from pclmix.losses import planes
 from pclmix.losses.contrast import PrototypeQueue, at_stride, info_nce, prototypes, sample_anchors
-from pclmix.losses.precision import planes
 from pclmix.losses.supervised import SoftLabel, supervised
-from pclmix.losses.uncertainty import entropy_threshold, mean_prediction, pseudo_label
+from pclmix.losses.unlabelled import entropy_threshold, heterogeneous, mean_prediction, mixed, pseudo_label
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 from pclmix.mixing import make_mixer
-from pclmix.nets.dual import build_auxiliary, forward_dual
+from pclmix.nets.swin import build_auxiliary, forward_dual
 
 
 class PCLMixParams(Section):
@@ -35,7 +34,7 @@ class PCLMixParams(Section):
     ramp: Share = Field(0.0, description="share of training over which contrast and consistency rise from 0")
     mixer: str = Field("cutmix", description="cutmix, mixup, cutout or saliency")
     mixer_params: dict[str, Any] = Field(default_factory=dict, description="the mixer's own parameters")
-    anchors: Annotated[int, Field(ge=1)] = Field(1024, description="N, anchors of equation 8 a step")
+    anchors: Annotated[int, Field(ge=1)] = Field(1024, description="N, anchors of equation 8 per step")
     queue: Annotated[int, Field(ge=1)] = Field(500, description="Q, prototypes kept per class")
     temperature: Annotated[float, Field(gt=0)] = Field(0.07, description="tau of equation 8")
     embedding: Annotated[int, Field(ge=1)] = Field(256, description="D, width of the embedding")
@@ -114,7 +113,7 @@ def consistency(het: Tensor, mix: Tensor, lambda_het: float = 1.0, lambda_mix: f
 
 
 class PixelTerms(NamedTuple):
-    """The terms that look at every pixel of every view."""
+    """The loss terms over all pixels of all views."""
 
     sup: Tensor  # equation 4
     het: Tensor  # equation 9
@@ -132,7 +131,7 @@ def pixel_terms(
     """Equations 4, 9 and 12 from the logits (3B, K, H, W) of x, x12 and x21.
 
     labels: one (B, H, W) for each view. targets: the mixed predictions p12 and p21, (B, K, H, W). `lambda_sup` is
-    lambda_t of equation 3, `lambda_t` that of equation 6. On a GPU one kernel computes all three, where labels are not
+    lambda_t of equation 3, `lambda_t` that of equation 6. On a GPU one kernel computes all three, unless labels are
     blended.
     """
     hard = [label for label in labels if isinstance(label, Tensor)]

@@ -9,9 +9,9 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Positive, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.precision import planes
-from pclmix.losses.regularisers import gated_crf
+from pclmix.losses import planes
 from pclmix.losses.supervised import partial_cross_entropy
+from pclmix.losses.unlabelled import gated_crf
 from pclmix.methods.base import METHODS, Method, Term, Terms
 
 
@@ -19,7 +19,7 @@ class RLossParams(Section):
     weight: NonNegative = Field(0.1, description="weight of the gated CRF")
     sigma_xy: Annotated[float, Field(gt=0)] = Field(6.0, description="width of the kernel in pixels")
     sigma_i: Annotated[float, Field(gt=0)] = Field(0.1, description="width of the kernel in intensity, of [0, 1]")
-    radius: Positive = Field(5, description="how far apart two pixels may be, down and across")
+    radius: Positive = Field(5, description="largest distance of two pixels along rows and columns")
 
 
 @METHODS.register("rloss")

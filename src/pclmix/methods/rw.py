@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Generator, Tensor
 
 from pclmix.data.batch import Batch
-from pclmix.losses.precision import planes
+from pclmix.losses import planes
 from pclmix.losses.pseudo import random_walker_labels
 from pclmix.losses.supervised import dice_loss, partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Term, Terms

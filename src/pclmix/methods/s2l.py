@@ -12,7 +12,7 @@ from pclmix.config import NonNegative, Positive, Section, Share
 from pclmix.data.batch import Batch
 from pclmix.errors import PclmixError
 from pclmix.labels import IGNORE
-from pclmix.losses.precision import planes
+from pclmix.losses import planes
 from pclmix.losses.pseudo import RunningMean, confident_class, identity
 from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
@@ -43,7 +43,7 @@ class S2L(Method):
     def step(self, batch: Batch, progress: Tensor, generator: Generator) -> Terms:
         params: S2LParams = self.params
         theta = identity(len(batch.image), batch.image) if batch.theta is None else batch.theta
-        # Each visit updates a slice: with 1,500 slices in batches of 12, every 125 steps.
+        # A slice is updated each time it is drawn: with 1,500 slices in batches of 12, every 125 steps.
         self.memory.update(batch.index, self._predict(batch.image), theta, params.alpha)
         pseudo = confident_class(self.memory.read(batch.index, theta), params.threshold)
         pseudo = pseudo.masked_fill(batch.label >= 0, IGNORE)  # scribbles have their own term

@@ -12,11 +12,11 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Positive, Section
 from pclmix.data.batch import Batch
+from pclmix.losses import planes
 from pclmix.losses.contrast import at_stride, class_contrast, sample_classes
-from pclmix.losses.precision import planes
 from pclmix.losses.pseudo import superpixels, walk_scribbles
 from pclmix.losses.supervised import dice_loss
-from pclmix.losses.uncertainty import ramp
+from pclmix.losses.unlabelled import ramp
 from pclmix.methods.base import METHODS, Term, Terms
 from pclmix.methods.dmpls import DMPLS, DMPLSParams, dropped, dual_terms
 
@@ -27,7 +27,7 @@ class SCNetParams(DMPLSParams):
     lambda_walk: NonNegative = Field(0.005, description="weight of the partial Dice to walked scribbles")
     lambda_contrast: NonNegative = Field(0.01, description="weight of the contrast at the end of its ramp")
     ramp: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="share of training over which it rises")
-    features: Positive = Field(32, description="features of each class a step")
+    features: Positive = Field(32, description="features of each class per step")
 
 
 @METHODS.register("scnet")

@@ -1,4 +1,4 @@
-"""ScribbleVS: pseudo labels of the student or of its teacher, whichever fits the scribbles better."""
+"""ScribbleVS: pseudo labels of the student or its teacher, whichever agrees better with the scribbles."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section, Share
 from pclmix.data.batch import Batch
-from pclmix.losses.consistency import follow
-from pclmix.losses.precision import planes
+from pclmix.losses import planes
 from pclmix.losses.pseudo import confident_class
 from pclmix.losses.supervised import dice_loss, partial_cross_entropy
-from pclmix.losses.uncertainty import ramp
+from pclmix.losses.unlabelled import follow, ramp
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 
 

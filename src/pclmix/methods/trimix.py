@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.precision import planes
+from pclmix.losses import planes
 from pclmix.losses.supervised import partial_cross_entropy
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 from pclmix.mixing import CutMix
@@ -64,5 +64,5 @@ class TriMix(Method):
 
 
 def _sum(logits: list[Tensor], labels: list[Tensor]) -> Tensor:
-    """The sum of the three networks' cross-entropies; they share no weights, so each is trained by its own."""
+    """The sum of the three networks' cross-entropies; they share no weights, so the gradients are independent."""
     return torch.stack([partial_cross_entropy(z, y) for z, y in zip(logits, labels, strict=True)]).sum()

@@ -11,10 +11,9 @@ from torch import Generator, Tensor
 
 from pclmix.config import NonNegative, Positive, Section
 from pclmix.data.batch import Batch
-from pclmix.losses.consistency import confident_mse, follow
-from pclmix.losses.precision import planes
+from pclmix.losses import planes
 from pclmix.losses.supervised import partial_cross_entropy
-from pclmix.losses.uncertainty import entropy, entropy_threshold, ramp
+from pclmix.losses.unlabelled import confident_mse, entropy, entropy_threshold, follow, ramp
 from pclmix.methods.base import METHODS, Method, Passes, Task, Term, Terms
 
 
