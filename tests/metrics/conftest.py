@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from made import CASES, LABELS, save, truth
 
-from pclmix.data.dataset import write_dataset_json, write_splits
-from pclmix.data.splits import Split
+from pclmix.data.dataset import Split, write_dataset_json, write_splits
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What cannot be scored is an error that names the file."""
+"""Invalid predictions and references raise errors that name the file."""
 
 import re
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from pclmix.errors import PclmixError
 from pclmix.metrics import evaluate, read_summary
-from pclmix.report.compare import compare
-from pclmix.report.runs import read_runs
+from pclmix.report.pages import compare
+from pclmix.report.tables import read_runs
 
 
 def disc(path, radius, size=140):

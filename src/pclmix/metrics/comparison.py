@@ -1,4 +1,4 @@
-"""How sure a difference between two sets of predictions is: paired bootstrap by patient, Wilcoxon's test, Holm."""
+"""Significance of differences between predictions: paired bootstrap by patient, Wilcoxon's test, Holm's correction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pclmix.data.splits import PATIENT_PATTERN, patient_of
+from pclmix.data.dataset import PATIENT_PATTERN, patient_of
 from pclmix.errors import PclmixError
 from pclmix.metrics.functional import MEASURES
 
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def compare_pair(first: Summary, second: Summary, other: str, patient_pattern: str = PATIENT_PATTERN) -> Comparison:
-    """Differences first minus second over the cases that both have; `other` names the second."""
+    """Differences first minus second over the common cases; `other` names the second."""
     if len(first.names) != len(second.names):
         raise PclmixError(f"{other} has {len(second.names)} classes, not {len(first.names)}; it is another task")
     if first.unit != second.unit:
@@ -93,8 +93,8 @@ def paired_bootstrap(
 ) -> Interval:
     """Interval of mean(first - second), both (N, ...), `patients` (N,) naming the patient of each row.
 
-    Patients are drawn with replacement, each with all of its rows: two frames of one heart are not two independent
-    cases. With one patient, or no pair without NaN, the bounds are NaN.
+    Patients are drawn with replacement, each with all of its rows: two frames of one heart are not independent. With
+    one patient, or no pair without NaN, the bounds are NaN.
     """
     if first.shape != second.shape or len(first) != len(patients):
         raise ValueError(f"paired values are needed, got {first.shape}, {second.shape} and {len(patients)} patients")
@@ -118,7 +118,7 @@ def paired_bootstrap(
 
 def wilcoxon(first: dict[str, float], second: dict[str, float]) -> float:
     """Two-sided p of Wilcoxon's signed-rank test over shared cases; 1 where nothing differs, NaN without pairs."""
-    from scipy import stats  # imported late: it takes half a second
+    from scipy import stats  # imported here: takes half a second
 
     pairs = [(first[case], second[case]) for case in sorted(set(first) & set(second))]
     difference = np.array([a - b for a, b in pairs if not (math.isnan(a) or math.isnan(b))])

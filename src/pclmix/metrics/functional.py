@@ -1,8 +1,8 @@
 """Dice, HD95 and ASSD of two masks, and the scores of one class of one case.
 
-The surface of a mask is what one erosion with the cross-shaped neighbourhood removes. Outside the image there is no
-mask, so mask voxels at the image border are surface. A mask has no surface along an axis of length one: a picture and
-a volume of one slice are measured in their plane, as the same array without that axis.
+The surface of a mask are the voxels that one erosion with the cross-shaped neighbourhood removes. Mask voxels at the
+image border are surface. A mask has no surface along an axis of length one: a picture and a volume of one slice are
+measured in their plane, as the same array without that axis.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ NAN = float("nan")
 def dice(prediction: npt.ArrayLike, reference: npt.ArrayLike) -> float:
     """Dice coefficient of two masks, 2 |P and R| / (|P| + |R|), 0 to 1.
 
-    Parameters
-    ----------
-    prediction, reference : (H, W) or (Z, H, W) arrays of one shape, boolean or with the values 0 and 1
+    Args:
+        prediction: (H, W) or (Z, H, W), boolean or with the values 0 and 1.
+        reference: An array of the same shape.
 
-    Returns
-    -------
-    NaN where both masks are empty.
+    Returns:
+        NaN where both masks are empty.
 
     >>> dice([[1, 1, 0, 0]], [[0, 1, 1, 1]])
     0.4
@@ -49,14 +48,13 @@ def dice(prediction: npt.ArrayLike, reference: npt.ArrayLike) -> float:
 def hd95(prediction: npt.ArrayLike, reference: npt.ArrayLike, spacing: Spacing = 1.0) -> float:
     """95th percentile of the surface distances of two masks, both directions pooled.
 
-    Parameters
-    ----------
-    prediction, reference : (H, W) or (Z, H, W) arrays of one shape, boolean or with the values 0 and 1
-    spacing : size of a voxel along each axis of the arrays, or one number for all
+    Args:
+        prediction: (H, W) or (Z, H, W), boolean or with the values 0 and 1.
+        reference: An array of the same shape.
+        spacing: Size of a voxel along each axis of the arrays, or one number for all.
 
-    Returns
-    -------
-    The distance in units of `spacing` (pixels by default); NaN where a mask is empty.
+    Returns:
+        The distance in units of `spacing` (pixels by default); NaN where a mask is empty.
 
     >>> hd95([[0, 1, 0, 0]], [[0, 0, 0, 1]], spacing=(1.5, 1.5))
     3.0
@@ -67,7 +65,13 @@ def hd95(prediction: npt.ArrayLike, reference: npt.ArrayLike, spacing: Spacing =
 def assd(prediction: npt.ArrayLike, reference: npt.ArrayLike, spacing: Spacing = 1.0) -> float:
     """Average symmetric surface distance: the mean of the two directed mean surface distances.
 
-    Parameters and unit are those of `hd95`; NaN where a mask is empty.
+    Args:
+        prediction: (H, W) or (Z, H, W), boolean or with the values 0 and 1.
+        reference: An array of the same shape.
+        spacing: Size of a voxel along each axis of the arrays, or one number for all.
+
+    Returns:
+        The distance in units of `spacing` (pixels by default); NaN where a mask is empty.
     """
     return _assd(*surface_distances(prediction, reference, spacing))
 
@@ -77,8 +81,8 @@ def surface_distances(
 ) -> tuple[Distances, Distances]:
     """Distances (N1,), (N2,) of each mask's surface voxels to the other's surface, both empty where a mask is.
 
-    A k-d tree of the surface voxels is searched instead of a distance transform: one stray voxel in a corner makes
-    the box around both masks as large as the image, and the transform ten times as slow.
+    Uses a k-d tree of the surface voxels instead of a distance transform, which is ten times slower when one stray
+    voxel makes the bounding box as large as the image.
     """
     first, second = _masks(prediction, reference)
     sizes = _sizes(spacing, first.ndim)
@@ -98,7 +102,7 @@ def surface_points(mask: Mask) -> npt.NDArray[np.int64]:
         line, source = np.moveaxis(core, axis, 0), np.moveaxis(inside, axis, 0)
         line[1:] &= source[:-1]
         line[:-1] &= source[1:]
-        line[0] = line[-1] = False  # beyond the box of the mask there is no mask
+        line[0] = line[-1] = False  # outside the box there is no mask
     surface = inside & ~core if axes else inside
     found = np.unravel_index(np.flatnonzero(surface), surface.shape)
     return np.stack([index + part.start for index, part in zip(found, box, strict=True)], axis=1).astype(np.int64)
@@ -175,7 +179,7 @@ def _to_nearest(
     shared[tuple(others.T)] = True
     apart = ~shared[tuple(points.T)]  # a voxel on both surfaces is at distance 0 without a search
     if apart.any():
-        # Points of a grid are spread evenly: the simple tree is built faster and searched as fast.
+        # Grid points are evenly spread: the unbalanced tree is built faster and searched as fast.
         tree = cKDTree(others * sizes, balanced_tree=False, compact_nodes=False)
         distances[apart] = tree.query(points[apart] * sizes)[0]
     return distances

@@ -1,4 +1,4 @@
-"""Scores of many cases: means, the values left out of them, and the files that hold them."""
+"""Scores of many cases: means, excluded values, and files."""
 
 from __future__ import annotations
 
@@ -164,13 +164,16 @@ def from_json(content: Any, where: Path) -> Summary:
             for entry in content["cases"]
         )
         names = tuple(str(name) for name in content["classes"])
+        missing = content.get("missing", [])
+        if not isinstance(missing, list) or not all(isinstance(case, str) for case in missing):
+            raise ValueError(f"missing={missing!r}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PclmixError(f"{where} is not an evaluation that `pclmix evaluate --out` wrote ({error!r})") from error
     _check(names, cases, where)
     return Summary(
         names,
         cases,
-        missing=tuple(content.get("missing", ())),
+        missing=tuple(missing),
         prediction=str(content.get("prediction", "")),
         reference=str(content.get("reference", "")),
         largest_component=bool(content.get("largest_component", False)),
@@ -192,7 +195,7 @@ def _from_csv(path: Path) -> Summary:
     names = tuple(dict.fromkeys(row["class"] for row in rows))
     cases = tuple(CaseScores(case, classes) for case, classes in table.items())
     _check(names, cases, path)
-    units = {row.get("unit") or "mm" for row in rows}  # older files have no such column and are in mm
+    units = {row.get("unit") or "mm" for row in rows}  # older files lack the column and are in mm
     if len(units) > 1:
         raise PclmixError(f"{path} mixes the units {' and '.join(sorted(units))}")
     return Summary(names, cases, unit=_unit(units.pop(), path))
