@@ -30,12 +30,12 @@ SHORT = ("engine.iterations=12", "engine.save_every=3")
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread_and_an_own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Results are the same to the last bit for the same number of threads; prepared slices stay out of the home."""
+    """Results are bit-identical for a fixed number of threads; the cache is not in the home folder."""
     threads, before = torch.get_num_threads(), dict(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PCLMIX_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     torch.set_num_threads(1)
-    sys.path.insert(0, str(HERE))  # processes forked off the server import engine_worker by its name
+    sys.path.insert(0, str(HERE))  # forked processes import engine_worker by name
     multiprocessing.get_context("forkserver").set_forkserver_preload(["pclmix.training.start"])
     yield
     sys.path.remove(str(HERE))
@@ -46,7 +46,7 @@ def _one_thread_and_an_own_cache(tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def odd_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker's methods that diverge, registered for one test alone."""
+    """The diverging methods of engine_worker, registered for one test only."""
     import engine_worker
 
     load_all()
@@ -63,7 +63,7 @@ def phantom(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def train() -> Callable[..., tuple[bool, str]]:
-    """`pclmix train --recipe tiny --device cpu` in this process: whether it finished, and what it said."""
+    """`pclmix train --recipe tiny --device cpu` in this process: whether it finished, and its output."""
 
     def call(dataset: Path, out: Path, *overrides: str, **options: Any) -> tuple[bool, str]:
         said = io.StringIO()
@@ -75,7 +75,7 @@ def train() -> Callable[..., tuple[bool, str]]:
 
 @pytest.fixture(scope="session")
 def unbroken(phantom: Path, train: Callable[..., tuple[bool, str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of PCLMix that nobody interrupted."""
+    """An uninterrupted run of PCLMix."""
     run = tmp_path_factory.mktemp("runs") / "unbroken"
     assert train(phantom, run, *SHORT)[0]
     return run
@@ -83,7 +83,7 @@ def unbroken(phantom: Path, train: Callable[..., tuple[bool, str]], tmp_path_fac
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Callable[..., tuple[ForkServerProcess, Path]]]:
-    """Training in a process of its own, and the file that gets its answer."""
+    """Training in a separate process, and the file for its result."""
     processes: list[ForkServerProcess] = []
 
     def start(dataset: Path, out: Path, *overrides: str, **options: Any) -> tuple[ForkServerProcess, Path]:
@@ -146,7 +146,7 @@ def same(one: Any, other: Any, where: str = "checkpoint") -> None:
 
 @pytest.fixture(scope="session")
 def same_run() -> Callable[[Path, Path], None]:
-    """Two runs ended alike to the last bit: weights, buffers, average, optimiser, random states, metrics."""
+    """Two runs are bit-identical: weights, buffers, average, optimiser, random states, metrics."""
 
     def compare(one: Path, other: Path) -> None:
         first, second = (load_checkpoint(run / LAST).to_plain() for run in (one, other))

@@ -1,4 +1,4 @@
-"""Training in processes of its own, for the tests of resume and of many ranks.
+"""Training in separate processes, for the tests of resume and of several ranks.
 
 As a script it is the `pclmix` command that also records what every rank holds after every step. As a module it is what
 a process forked from a server with all imports runs: the same training without the seconds that imports take.
@@ -30,7 +30,7 @@ from pclmix.training.step import TrainStep
 
 
 def train(environment: dict[str, str], answer: str, *args: Any, **kwargs: Any) -> None:
-    """`run_training` under `environment`; what it returned or refused goes to the file `answer`."""
+    """`run_training` under `environment`; its result or error goes to the file `answer`."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     register()
@@ -49,7 +49,7 @@ def train(environment: dict[str, str], answer: str, *args: Any, **kwargs: Any) -
 
 
 def count_opens(folder: Path) -> None:
-    """Append the path of each file that Python opens to a file of this process; it cannot be switched off again."""
+    """Append the path of each file that Python opens to a file of this process; this cannot be undone."""
     log = (folder / f"opens{os.environ.get('RANK', '')}.txt").open("a", buffering=1)
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -125,7 +125,7 @@ OWN: dict[str, type[Method]] = {"diverging": Diverging, "steep": Steep}
 
 
 def register(methods: Registry[type[Method]] = METHODS) -> None:
-    """Add the methods above; only in a process of one's own, so that no other test finds them."""
+    """Add the methods above; only in a separate process, so that other tests do not find them."""
     for name, method in OWN.items():
         methods.register(name)(method)
 

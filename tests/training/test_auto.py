@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from pclmix.config import load_config
 from pclmix.data.dataset import Dataset
 from pclmix.data.store import Settings, open_store
 from pclmix.errors import PclmixError
 from pclmix.inference import load
-from pclmix.training import scores
-from pclmix.training.auto import minutes_of
+from pclmix.training import log, scores
 from pclmix.training.feed import Feed
 from pclmix.training.log import CONFIG, PLAN, RUN
+from pclmix.training.plan import minutes_of
 from pclmix.training.request import TrainRequest
 from pclmix.training.start import run_training
 
@@ -73,7 +76,9 @@ def test_train_without_a_recipe_plans(phantom_dataset: Path, tmp_path: Path) -> 
     request = TrainRequest(
         phantom_dataset, folder, overrides=("engine.iterations=2",), fold=1, device="cpu", method="pce"
     )
-    assert run_training(request)
+    said = Console(file=io.StringIO(), width=200)
+    assert run_training(request, said)
+    assert said.file.getvalue().count("drawn pixels") == 1
     config = yaml.safe_load((folder / CONFIG).read_text())
     assert config["recipe"] == "plan"
     assert config["engine"]["seconds"] is None
@@ -104,6 +109,20 @@ def test_minutes_are_kept(phantom_dataset: Path, tmp_path: Path) -> None:
         run_training(TrainRequest(phantom_dataset, folder, resume=True, minutes=1.0))
 
 
+@pytest.mark.parametrize("steps", [3, 10_000_000])
+def test_a_long_training_prints_its_duration(
+    phantom_dataset: Path, tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Console(file=io.StringIO(), width=200)
+    overrides = (f"engine.iterations={steps}", "engine.log_every=1")
+    request = TrainRequest(
+        phantom_dataset, tmp_path / "run", recipe="tiny", overrides=overrides, device="cpu", method="pce"
+    )
+    monkeypatch.setattr(log.MetricLog, "write", lambda self, step, *_, **__: step < 3 or os.kill(os.getpid(), 2))
+    assert run_training(request, said) is (steps == 3)
+    assert ("--minutes" in said.file.getvalue()) is (steps > 3)
+
+
 @pytest.mark.parametrize("minutes", [0.0, -2.0, float("nan")])
 def test_minutes_are_above_0(minutes: float, tmp_path: Path) -> None:
     with pytest.raises(PclmixError, match="minutes"):
@@ -130,7 +149,7 @@ def test_training_and_prediction_by_patches(phantom_dataset: Path, tmp_path: Pat
     np.testing.assert_array_equal(labels, predictor.examine(image).labels)
 
 
-def test_a_method_that_remembers_slices_refuses_patches(phantom_dataset: Path, tmp_path: Path) -> None:
+def test_methods_with_slice_state_refuse_patches(phantom_dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(PclmixError, match=r"data\.patch"):
         run_training(
             TrainRequest(
@@ -139,7 +158,7 @@ def test_a_method_that_remembers_slices_refuses_patches(phantom_dataset: Path, t
         )
 
 
-def test_the_feed_crops_where_the_store_says(phantom_dataset: Path) -> None:
+def test_feed_crops_match_the_store(phantom_dataset: Path) -> None:
     dataset = Dataset.open(phantom_dataset)
     store = open_store(dataset, dataset.cases[:2], Settings((96, 96)))
     feeds = [Feed(store, 4, 0, torch.device("cpu"), patch=(32, 32)) for _ in range(2)]
@@ -154,7 +173,7 @@ def test_the_feed_crops_where_the_store_says(phantom_dataset: Path) -> None:
             assert (parts == feeds[0].image[row][:, None, None]).all(-1).all(-1).any()
 
 
-def test_the_end_of_a_run_is_short_on_a_cpu(phantom_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_predictions_are_limited_on_a_cpu(phantom_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Dataset.open(phantom_dataset)
     store = open_store(dataset, dataset.cases, Settings((32, 32)))
     drawn = [n for n, labels in enumerate(store.labels) if (labels[0] >= 0).any()]

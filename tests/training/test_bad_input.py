@@ -1,4 +1,4 @@
-"""What cannot be trained is refused with one message, and nothing that was there is lost."""
+"""Invalid trainings are refused with one message, and existing files are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOUR = ("engine.iterations=4", "engine.save_every=2")
 
 @pytest.fixture
 def refused(phantom: Path, tmp_path: Path, train: Train) -> Callable[..., str]:
-    """The message that `train` ends with; no run folder may come of it."""
+    """The message of a refused `train`, which may not create a run folder."""
 
     def call(*overrides: str, dataset: Path = phantom, **options: Any) -> str:
         with pytest.raises(PclmixError) as caught:
@@ -66,11 +66,11 @@ def test_refused(refused: Callable[..., str], overrides: list[str], options: dic
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there(refused: Callable[..., str]) -> None:
+def test_missing_gpu_is_refused(refused: Callable[..., str]) -> None:
     assert "use --device cpu" in refused(device="cuda")
 
 
-def test_a_cache_that_cannot_be_written(
+def test_unwritable_cache_is_refused(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -94,7 +94,7 @@ def test_an_existing_run_is_refused(phantom: Path, tmp_path: Path, train: Train)
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-def test_a_class_that_nobody_drew(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_class_without_strokes_is_refused(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     dataset = shutil.copytree(phantom, tmp_path / "data")
     for path in (dataset / "labelsTr").iterdir():
         file = nib.load(path)
@@ -104,7 +104,7 @@ def test_a_class_that_nobody_drew(phantom: Path, tmp_path: Path, refused: Callab
     assert "no scribble of class Myo in any training case" in refused(dataset=dataset)
 
 
-def test_a_bad_dataset_is_refused_as_check_does(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_an_invalid_dataset_is_refused_as_by_check(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     from pclmix.data.check import check
     from pclmix.data.dataset import Dataset
 
@@ -115,7 +115,7 @@ def test_a_bad_dataset_is_refused_as_check_does(phantom: Path, tmp_path: Path, r
     assert message == check(Dataset.open(dataset), references=False, habits=False).refusal()
 
 
-def test_a_mistake_is_exit_code_2_and_no_traceback(
+def test_invalid_input_exits_with_code_2(
     phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from pclmix.cli import main
@@ -153,7 +153,7 @@ def test_nan_between_log_lines_is_found_at_the_next(phantom: Path, tmp_path: Pat
 
 @pytest.mark.usefixtures("odd_methods")
 def test_weights_that_are_not_finite_are_not_saved(phantom: Path, tmp_path: Path, train: Train) -> None:
-    """The loss of step 3 is finite, its gradient is not: only the weights tell, and step 3 is a checkpoint."""
+    """The loss of step 3 is finite, its gradient is not: only the weights show it, and step 3 is a checkpoint."""
     run = tmp_path / "run"
     with pytest.raises(PclmixError, match="weights are NaN or infinite after step 3"):
         train(phantom, run, "engine.iterations=4", "engine.save_every=1", method="steep")
@@ -184,7 +184,7 @@ def test_a_full_disk_leaves_the_old_checkpoints(
     assert sorted(p.name for p in tmp_path.iterdir()) == [LAST, PREVIOUS]
 
 
-def test_a_run_whose_disk_fills_up_can_go_on(
+def test_run_resumes_after_a_full_disk(
     phantom: Path, tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, same_run: Callable[[Path, Path], None]
 ) -> None:
     run, calls = tmp_path / "run", []
@@ -211,7 +211,7 @@ def test_metrics_on_a_full_disk(tmp_path: Path) -> None:
         log.write(1, {"loss": 1.0})
 
 
-def test_too_little_memory_is_said_in_one_message(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_gives_one_message(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -222,9 +222,7 @@ def test_too_little_memory_is_said_in_one_message(refused: Callable[..., str], m
     assert "data.size=[64, 64]" in message
 
 
-def test_the_upper_bound_says_which_dense_mask_is_missing(
-    refused: Callable[..., str], phantom: Path, tmp_path: Path
-) -> None:
+def test_missing_dense_mask_is_named(refused: Callable[..., str], phantom: Path, tmp_path: Path) -> None:
     shutil.copytree(phantom, tmp_path / "data")
     (tmp_path / "data/referenceTr/phantom002_frame01.nii.gz").unlink()
     message = refused(method="full", dataset=tmp_path / "data")
@@ -233,7 +231,7 @@ def test_the_upper_bound_says_which_dense_mask_is_missing(
 
 
 @pytest.mark.parametrize("content", ["garbage: [", "3", ""])
-def test_a_damaged_config_of_a_run_is_said(phantom: Path, tmp_path: Path, train: Train, content: str) -> None:
+def test_damaged_run_config_is_reported(phantom: Path, tmp_path: Path, train: Train, content: str) -> None:
     (tmp_path / "config.yaml").write_text(content, encoding="utf-8")
     with pytest.raises(PclmixError, match=r"config.yaml is damaged"):
         train(phantom, tmp_path, resume=True, recipe=None)

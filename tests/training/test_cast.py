@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pclmix.training.cast import cast_weights
+from pclmix.training.step import cast_weights
 
 
 class Kept(nn.Module):
@@ -43,7 +43,7 @@ def test_gradients_are_those_of_autocast() -> None:
     x = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(1))
     together, apart = gradients(network(), x, True), gradients(network(), x, False)
     for a, b in zip(together, apart, strict=True):
-        # The last layer takes no part: no gradient, rather than zeros that weight decay would act on.
+        # The last layer is not used: it has no gradient, instead of zeros that weight decay would act on.
         assert (a is None) == (b is None)
         if a is not None:
             assert a.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or refused, and the weights to predict with come out of them."""
+"""Checkpoints: complete or refused, with the weights for prediction."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_without_hard_links_it_is_copied(
 
 
 @pytest.mark.parametrize("at", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_any_damaged_byte_is_noticed_or_harmless(tmp_path: Path, at: float, make_checkpoint: Make) -> None:
+def test_damaged_bytes_are_detected_or_harmless(tmp_path: Path, at: float, make_checkpoint: Make) -> None:
     """A flipped byte is refused, or it lies where nothing is read and the content is the same."""
     save_checkpoint(tmp_path, make_checkpoint(5))
     path = tmp_path / LAST
@@ -80,7 +80,7 @@ def test_other_content_and_versions_are_refused(tmp_path: Path, make_checkpoint:
         load_checkpoint(tmp_path / "none.ckpt")
 
 
-def test_the_newest_that_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture, make_checkpoint: Make) -> None:
+def test_newest_readable_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture, make_checkpoint: Make) -> None:
     assert load_newest(tmp_path) is None
     assert load_newest(tmp_path / "nowhere") is None
     for step in (1, 2):

@@ -1,4 +1,4 @@
-"""One process at a time trains into a folder; what Python lets through is refused; nothing stays of a killed start."""
+"""Locks on run folders, validation of Python arguments, interrupted starts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from pclmix.errors import PclmixError
-from pclmix.training.claim import ClaimedError, claimed
+from pclmix.training.start import ClaimedError, claimed
 
 Train = Callable[..., tuple[bool, str]]
 HOLD = """
 import sys
 from pathlib import Path
-from pclmix.training.claim import claimed
+from pclmix.training.start import claimed
 with claimed(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -39,9 +39,7 @@ def holder(tmp_path: Path) -> Any:
     process.wait()
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone(
-    phantom: Path, tmp_path: Path, train: Train, holder: Any
-) -> None:
+def test_second_process_is_refused(phantom: Path, tmp_path: Path, train: Train, holder: Any) -> None:
     run = tmp_path / "run"
     for resume in (False, True):
         with pytest.raises(PclmixError, match=rf"another process is training into {run}; wait for it"):
@@ -58,13 +56,13 @@ def test_other_folders_are_free(tmp_path: Path, holder: Any) -> None:
         pass
 
 
-def test_another_name_of_the_same_folder_is_the_same(tmp_path: Path, holder: Any) -> None:
+def test_links_to_a_folder_share_its_lock(tmp_path: Path, holder: Any) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "run")
     with pytest.raises(ClaimedError), claimed(tmp_path / "link"):
         pass
 
 
-def test_a_cache_that_holds_no_locks_is_no_reason_not_to_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trains_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "file"))
     with claimed(tmp_path / "run"):
@@ -90,20 +88,22 @@ def test_arguments_passed_from_python_are_validated(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_resume_of_nothing_says_what_it_begins(phantom: Path, tmp_path: Path, train: Train) -> None:
+def test_resume_without_a_run_prints_a_note(phantom: Path, tmp_path: Path, train: Train) -> None:
     _, said = train(phantom, tmp_path / "run", "engine.iterations=1", method="pce", fold=2, resume=True)
     assert f"{tmp_path / 'run'} holds no run: starting one, pce with recipe tiny on fold 2." in said
     (tmp_path / "plain").touch()
-    with pytest.raises(PclmixError, match="plain is a file where a run folder is to be"):
+    with pytest.raises(PclmixError, match="plain is a file"):
         train(phantom, tmp_path / "plain", resume=True)
 
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, ""), (signal.SIGINT, "error: interrupted")])
-def test_ended_while_preparing_nothing_stays(phantom: Path, tmp_path: Path, number: signal.Signals, said: str) -> None:
-    """SIGTERM, as a scheduler sends it, or Ctrl-C, before there is anything to save."""
+def test_interrupted_preparation_leaves_no_files(
+    phantom: Path, tmp_path: Path, number: signal.Signals, said: str
+) -> None:
+    """SIGTERM, as from a scheduler, or Ctrl-C, before there is anything to save."""
     cache, run = tmp_path / "cache", tmp_path / "run"
     command = ["train", phantom, "--out", run, "--recipe", "tiny", "--method", "rw", "--device", "cpu"]
-    # A shell in the background passes on that SIGINT is ignored; a person's does not.
+    # A background shell lets its children ignore SIGINT; an interactive shell does not.
     heard = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from pclmix.cli import main; main()"
     )

@@ -1,4 +1,4 @@
-"""`train --dry-run` tells what a training would take, and writes nothing."""
+"""`train --dry-run` forecasts a training and writes nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pclmix.errors import PclmixError
-from pclmix.training.dry_run import dry_run
 from pclmix.training.request import TrainRequest
+from pclmix.training.start import dry_run
 
 
 def request_of(dataset: Path, out: Path, *overrides: str) -> TrainRequest:

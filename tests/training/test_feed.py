@@ -1,4 +1,4 @@
-"""The order of slices: a function of seed and step alone."""
+"""The order of slices depends on seed and step only."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_ranks_share_the_batch_of_one(count: int, own: int, world: int, step: in
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_feed_begun_anywhere_goes_on_the_same(monkeypatch: pytest.MonkeyPatch, resident: bool) -> None:
-    monkeypatch.setattr(module, "_STEPS_AHEAD", 4)  # the table of indices is renewed within this test
+def test_feed_order_does_not_depend_on_the_start(monkeypatch: pytest.MonkeyPatch, resident: bool) -> None:
+    monkeypatch.setattr(module, "_STEPS_AHEAD", 4)  # the table of indices is refilled within this test
     if not resident:
         monkeypatch.setattr(module, "_free_memory", lambda: 0)
     store = make_store(7)
@@ -92,5 +92,5 @@ def test_seeds_give_other_orders() -> None:
     assert len(orders) == 9
 
 
-def test_memory_is_asked_of_the_system(tmp_path: Path) -> None:
+def test_free_memory_is_read_from_the_system(tmp_path: Path) -> None:
     assert module._free_memory() > 0

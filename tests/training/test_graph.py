@@ -1,4 +1,4 @@
-"""The captured step, with stand-ins for CUDA: what is captured where, and that nothing keeps the graph alive."""
+"""The captured step, with CUDA mocked: what is captured, on which stream, and that nothing keeps the graph alive."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_warm_up_and_capture_share_a_stream(
 
 
 def test_a_closed_step_holds_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a pass of the garbage collector: NCCL cannot be left while a graph with its collectives is alive."""
+    """Without garbage collection: NCCL cannot shut down while a graph with its collectives is alive."""
     Cuda(monkeypatch)
     step = make_step(store, graph=True)
     for number in range(4):
@@ -137,7 +137,7 @@ def test_a_closed_step_holds_nothing(store: Store, monkeypatch: pytest.MonkeyPat
     step.close()
 
 
-def test_memory_that_is_missing_during_a_capture_is_found() -> None:
+def test_out_of_memory_during_capture_is_recognised() -> None:
     error = RuntimeError("operation failed due to a previous error during capture")
     error.__context__ = torch.OutOfMemoryError("CUDA out of memory")
     assert ran_out_of_memory(error)

@@ -1,4 +1,4 @@
-"""Training sees the scribbles of its training patients and nothing else."""
+"""Training reads only the scribbles of its training patients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 
 from pclmix.config import load_config
-from pclmix.data.dataset import Dataset
-from pclmix.data.splits import patient_of
+from pclmix.data.dataset import Dataset, patient_of
 from pclmix.training.checkpoint import LAST, load_checkpoint
 from pclmix.training.parallel import Process
 from pclmix.training.plan import Plan
@@ -43,7 +42,7 @@ def test_the_test_fold_and_dense_masks_change_nothing(
 ) -> None:
     contents = []
     for number, dataset in enumerate((phantom, blind)):
-        # Each with a cache of its own, so that neither can live on what the other prepared.
+        # Each with its own cache, so that neither can use slices prepared by the other.
         monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / f"cache{number}"))
         run = tmp_path / f"run{number}"
         assert train(dataset, run, *TWO, f"data.validation={validation}", fold=1, method="pce")[0]

@@ -1,4 +1,4 @@
-"""The run folder explains itself."""
+"""Files of a run folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pclmix.training.log import Display, MetricLog, environment, read_config, re
 from pclmix.training.scores import CASES
 
 
-def test_what_a_run_leaves(unbroken: Path) -> None:
+def test_files_of_a_run(unbroken: Path) -> None:
     config = Config.model_validate(yaml.safe_load((unbroken / "config.yaml").read_text()))
     assert config.recipe == "tiny"
-    assert config.params["queue"] == 50  # resolved: the recipe's deviation stands beside the method's own defaults
+    assert config.params["queue"] == 50  # resolved: the recipe's deviation and the method's own defaults
     assert config.params["temperature"] == 0.07
     about = json.loads((unbroken / "environment.json").read_text())
     assert about["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]

@@ -18,7 +18,7 @@ from pclmix.training.start import run_training
 
 @pytest.fixture(scope="module")
 def mixed(phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first case has a dense mask in which nobody looked for the RV, the second no stroke."""
+    """The first case has a dense mask in which the RV was not annotated, the second no stroke."""
     root = tmp_path_factory.mktemp("mixed") / "set"
     shutil.copytree(phantom_dataset, root)
     dataset = Dataset.open(root)
@@ -38,7 +38,7 @@ def mixed(phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.parametrize("method", ["pclmix", "pce"])
-def test_all_take_part(mixed: Path, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_cases_take_part(mixed: Path, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))
     request = TrainRequest(
         mixed, tmp_path / "run", method=method, recipe="tiny", overrides=("engine.iterations=3",), device="cpu"

@@ -19,7 +19,7 @@ Opens = Callable[..., Counter[str]]
 
 @pytest.fixture
 def opens(tmp_path: Path, spawn: Callable[..., Any]) -> Opens:
-    """Train two steps in a process of its own with a cache of this test; how often it opened each file of a dataset."""
+    """Train two steps in a separate process and cache; returns how often it opened each file of a dataset."""
 
     def call(dataset: Path, *overrides: str, **options: Any) -> Counter[str]:
         environment = {"OPENS": str(tmp_path), "PCLMIX_CACHE": str(tmp_path / "cache")}

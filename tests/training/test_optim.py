@@ -23,7 +23,7 @@ from pclmix.training.optim import (
 CPU = torch.device("cpu")
 
 
-def test_the_paper_s_learning_rate() -> None:
+def test_learning_rate_of_the_paper() -> None:
     paper = Optim(lr=0.03, lr_end=0.001, power=0.9)
     assert learning_rate(0.0, paper) == 0.03
     assert learning_rate(0.5, paper) == pytest.approx(0.001 + 0.029 * 0.5**0.9)
@@ -86,7 +86,7 @@ def test_options_of_another_device_are_not_loaded() -> None:
     assert isinstance(optimizer.param_groups[0]["lr"], float)
 
 
-def test_a_rate_in_a_tensor_is_changed_in_place() -> None:
+def test_learning_rate_tensor_is_changed_in_place() -> None:
     optimizer = make_optimizer(parameters(), Optim(lr=0.1), CPU)
     rate = optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
     set_learning_rate(optimizer, 0.25)
@@ -113,7 +113,7 @@ def test_the_compiler_is_imported_in_a_thread() -> None:
     assert "torch._dynamo" in sys.modules
 
 
-def test_the_average_is_that_of_the_states_seen() -> None:
+def test_weight_average_is_that_of_past_states() -> None:
     net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
     average = WeightAverage(net, 0.9)
     seen = [2.0, -1.0, 5.0]
@@ -153,7 +153,7 @@ def test_the_average_survives_save_and_load() -> None:
     assert all(torch.equal(one._sum[k], two._sum[k]) for k in range(2))
 
 
-def test_adamw_counts_its_steps_where_this_device_wants_them() -> None:
+def test_adamw_step_counter_device() -> None:
     """Saved on a CPU the count is on the host; a captured update reads it on the device, here `meta`."""
     config, weights = Optim(name="adamw"), parameters()
     saved = make_optimizer(weights, config, CPU)

@@ -17,10 +17,10 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.survey import Survey, survey
 from pclmix.errors import PclmixError
 from pclmix.methods.base import require_fitting
-from pclmix.training import timing
-from pclmix.training.auto import plan_dataset
+from pclmix.training import probe
+from pclmix.training.plan import plan_dataset
 from pclmix.training.planner import CLOSE, ENLARGE, SIDE, Device, fitting_size, make_data_plan
-from pclmix.training.timing import pixels_per_second
+from pclmix.training.probe import pixels_per_second
 
 CPU, GPU = Device("cpu", bf16=False), Device("cuda", 139.0 * 2**30)
 
@@ -31,7 +31,7 @@ def looked(phantom_dataset: Path) -> Survey:
 
 
 def changed(found: Survey, **facts: Any) -> Survey:
-    """The same dataset, as if its cases were otherwise."""
+    """The same survey with other facts about its cases."""
     return replace(found, facts=tuple(replace(fact, **facts) for fact in found.facts))
 
 
@@ -113,7 +113,7 @@ def test_intensities(looked: Survey) -> None:
     assert 150 < ct.window[1] < 300
 
 
-def test_a_ring_that_strokes_show_is_used_and_can_be_refused(looked: Survey) -> None:
+def test_ring_found_in_strokes_is_optional(looked: Survey) -> None:
     silent = replace(looked, dataset=replace(looked.dataset, habits={}))
     assert not make_data_plan(silent, CPU).config().data.ring_share
     seen = tuple(replace(report, stated=False) for report in looked.habits if report.habit == "ring")
@@ -131,7 +131,7 @@ def test_a_cpu_uses_bf16_only_where_it_is_faster(
     half: float, expected: str, phantom_dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = {"32": 200_000.0, "bf16": 200_000.0 * half}
-    monkeypatch.setattr(timing, "_rate", lambda config, *_: speeds[config.engine.precision])
+    monkeypatch.setattr(probe, "_rate", lambda config, *_: speeds[config.engine.precision])
     dataset = Dataset.open(phantom_dataset)
     assert plan_dataset(dataset, device="cpu").config().engine.precision == "32", "nothing was timed"
     assert plan_dataset(dataset, device="cpu", timed=True).config().engine.precision == expected

@@ -37,7 +37,7 @@ Launched = tuple[Path, list[list[dict[str, Any]]]]
 
 @pytest.fixture(scope="module")
 def launched(phantom: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """`pclmix train` under torchrun: the run, and what each rank held after each step."""
+    """`pclmix train` under torchrun: the run, and the state of each rank after each step."""
     folder = tmp_path_factory.mktemp("launched")
     run = folder / "run"
     done = subprocess.run(
@@ -56,7 +56,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_ranks_hold_the_same(launched: Launched) -> None:
+def test_ranks_have_equal_state(launched: Launched) -> None:
     _, (first, second) = launched
     assert [line["step"] for line in first] == [0, 1, 2, 3]
     for one, two in zip(first, second, strict=True):
@@ -80,7 +80,7 @@ def test_ranks_share_the_batch_of_the_recipe(phantom: Path, launched: Launched) 
 
 
 def start_two(spawn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Two processes with the environment that torchrun gives; the exit code of each and what it returned or refused."""
+    """Two processes with the environment that torchrun gives; the exit code of each and its result or error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -115,7 +115,7 @@ def test_ctrl_c_on_one_rank_stops_both_and_the_resume_is_exact(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_stops_silently_when_the_other_is_killed(
+def test_rank_stops_silently_if_its_peer_is_killed(
     rank: int,
     phantom: Path,
     launched: Launched,
@@ -136,14 +136,12 @@ def test_nan_on_one_rank_stops_both(phantom: Path, tmp_path: Path, spawn: Callab
     run = tmp_path / "run"
     first, second = start_two(spawn, phantom, run, *FOUR, method="diverging")
     assert "at step 3, in: poison" in first[1]
-    assert second == (0, True)  # it leaves the message, and the exit code, to rank 0
+    assert second == (0, True)  # rank 0 reports the error and sets the exit code
     assert load_checkpoint(run / LAST).step == 2
 
 
 @pytest.mark.parametrize("bad", ["dataset", "setting"])
-def test_a_mistake_is_reported_by_rank_0_alone(
-    phantom: Path, tmp_path: Path, spawn: Callable[..., Any], bad: str
-) -> None:
+def test_only_rank_0_reports_invalid_input(phantom: Path, tmp_path: Path, spawn: Callable[..., Any], bad: str) -> None:
     dataset = tmp_path / "nowhere" if bad == "dataset" else phantom
     overrides = ["optim.lrr=1"] if bad == "setting" else []
     first, second = start_two(spawn, dataset, tmp_path / "run", *overrides)
@@ -173,7 +171,7 @@ def test_two_processes_equal_one(phantom: Path, tmp_path: Path, spawn: Callable[
 
 
 def children(pid: int) -> dict[str, int]:
-    """Process numbers by rank of what a launcher started."""
+    """Process numbers by rank of the ranks that a launcher started."""
     found = {}
     for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         environment = Path(f"/proc/{text}/environ").read_bytes().split(b"\0")
@@ -207,7 +205,7 @@ def test_devices_starts_ranks_and_reports_a_killed_one(
 
 
 def test_devices_with_an_older_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its launcher has no time limit of its own for ranks that are asked to stop."""
+    """Its launcher has no time limit for ranks that are asked to stop."""
     started: dict[str, Any] = {}
 
     def config(*, min_nodes: int, max_nodes: int, nproc_per_node: int, run_id: str, max_restarts: int,

@@ -1,4 +1,4 @@
-"""A run that was killed, interrupted or damaged ends as if nothing had happened."""
+"""Killed, interrupted and damaged runs resume to the same result."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_killed_at_random_moments(
 ) -> None:
     run = tmp_path / "run"
     moments = []
-    # The command itself first: killed before it has a checkpoint, so that --resume starts anew.
+    # First the command itself: killed before there is a checkpoint, so that --resume starts again.
     command = [sys.executable, "-m", "pclmix", "train", phantom, "--out", run, "--recipe", "tiny", "--device", "cpu"]
     process = subprocess.Popen([*map(str, command), "--resume", *SHORT], stderr=subprocess.PIPE)
     wait_for(lambda: steps_logged(run) >= 2, lambda: process.poll() is None)
@@ -62,7 +62,7 @@ def test_killed_at_random_moments(
         child, _ = spawn(phantom, run, *SHORT, resume=True)
         pause = DRAWN.uniform(0, 0.3)
         moments.append((target, pause))
-        began = (run / "metrics.jsonl").stat().st_ino  # a resumed run writes its metrics anew, cut back
+        began = (run / "metrics.jsonl").stat().st_ino  # a resumed run truncates its metrics and writes them again
         wait_for(
             lambda: (run / "metrics.jsonl").stat().st_ino != began and steps_logged(run) >= target,  # noqa: B023
             child.is_alive,
@@ -98,7 +98,7 @@ def test_ctrl_c_saves_and_the_resume_is_exact(
     assert 4 <= load_checkpoint(run / LAST).step < 12
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
     assert signal.getsignal(signal.SIGINT) is handler
-    # As the message says: neither recipe nor settings are needed again.
+    # The printed command needs neither recipe nor settings.
     assert train(phantom, run, recipe=None, resume=True)[0]
     same_run(unbroken, run)
 
@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 def test_killed_after_the_last_checkpoint(
     phantom: Path, unbroken: Path, tmp_path: Path, train: Train, same_run: Callable[[Path, Path], None]
 ) -> None:
-    """Every step is done and saved, only run.json does not say so yet: the resume changes nothing."""
+    """All steps are done and saved, but run.json is not updated yet: resuming changes nothing."""
     run = tmp_path / "run"
     shutil.copytree(unbroken, run)
     (run / "run.json").write_text('{"status": "running"}')
@@ -156,7 +156,7 @@ def test_killed_after_the_last_checkpoint(
     same_run(unbroken, run)
 
 
-def test_resume_of_a_finished_run_says_so(phantom: Path, unbroken: Path, train: Train) -> None:
+def test_resuming_a_finished_run_prints_a_note(phantom: Path, unbroken: Path, train: Train) -> None:
     before = (unbroken / LAST).stat()
     finished, said = train(phantom, unbroken, recipe=None, resume=True)
     assert finished
@@ -185,7 +185,7 @@ def test_other_settings_are_refused(
 def test_other_cases_are_refused(phantom: Path, unbroken: Path, tmp_path: Path, train: Train, change: str) -> None:
     run, cases = tmp_path / "run", Dataset.open(phantom).cases
     shutil.copytree(unbroken, run)
-    (run / "run.json").write_text('{"status": "running"}')  # a finished run has nothing to go on with
+    (run / "run.json").write_text('{"status": "running"}')  # a finished run would have nothing left to do
     now = list(cases[1:] if change == "missing" else cases)
     content = torch.load(run / LAST, weights_only=True)
     content["run"]["cases"] = {"missing": list(cases), "new": list(cases[1:]), "order": list(cases)[::-1]}[change]
@@ -202,7 +202,7 @@ def test_other_cases_are_refused(phantom: Path, unbroken: Path, tmp_path: Path, 
 
 
 def test_a_checkpoint_of_an_earlier_version_lacks_settings(unbroken: Path) -> None:
-    """What it does not know, of the run or of the method, was at its default then."""
+    """Settings that the checkpoint lacks, of the run or of the method, take their defaults."""
     content = load_checkpoint(unbroken / LAST).to_plain()
     config = Config(**content["config"])
     del content["config"]["engine"]["keep_every"], content["config"]["params"]["lambda_t"]
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_an_earlier_version_lacks_settings(unbroken: Path) -> No
 def test_a_run_without_a_checkpoint_keeps_its_settings(
     phantom: Path, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before its first checkpoint, `--resume` alone starts with the settings it was begun with."""
+    """Killed before its first checkpoint, a run is started again by `--resume` with its own settings."""
     from pclmix.training import start
 
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""A second round on straightened labels: end to end, resumed in either round, without habits, refused settings."""
+"""A second round on corrected labels: end to end, resumed in either round, without habits, refused settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DRAWN = random.SystemRandom()
 
 @pytest.fixture(scope="module")
 def two(phantom: Path, train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """PCLMix in two rounds that nobody interrupted, with snapshots."""
+    """An uninterrupted run of PCLMix in two rounds, with snapshots."""
     run = tmp_path_factory.mktemp("two") / "run"
     assert train(phantom, run, *TWO, "engine.keep_every=6")[0]
     return run
@@ -51,7 +51,7 @@ def test_the_second_round_learns_straightened_predictions_of_the_first(phantom: 
     assert [line["round"] for line in lines] == [1] * 6 + [2] * 5
     assert [line["step"] for line in lines] == list(range(1, 12))
     assert {"loss/ce", "loss/dice"} <= set(lines[-1])
-    assert lines[6]["lr"] == pytest.approx(lines[0]["lr"], rel=0.1)  # the schedule starts afresh
+    assert lines[6]["lr"] == pytest.approx(lines[0]["lr"], rel=0.1)  # the schedule starts again
     assert json.loads((two / "run.json").read_text())["step"] == 11
     # The labels are those of the averaged network of round 1.
     dataset, config = Dataset.open(phantom), checkpoint.config
@@ -59,17 +59,18 @@ def test_the_second_round_learns_straightened_predictions_of_the_first(phantom: 
     first = load_checkpoint(two / "snapshots" / "step-000006.ckpt")
     assert first.round.number == 1
     habits = override_habits({}, config.habits, dataset.labels)
-    made = rounds.make_labels(build_net(first), store, habits, dataset.labels, torch.device("cpu"), False)
+    cpu = torch.device("cpu")
+    made = rounds.make_labels(build_net(first), store, habits, dataset.labels, cpu, False, config.rounds)
     kept = rounds.read_labels(two, checkpoint.round, store)
     assert np.array_equal(made, kept)
     strokes = store.labels[:, 0]
     assert np.array_equal(kept[strokes != IGNORE], strokes[strokes != IGNORE])
-    plain = rounds.make_labels(build_net(first), store, {}, dataset.labels, torch.device("cpu"), False)
+    plain = rounds.make_labels(build_net(first), store, {}, dataset.labels, cpu, False, config.rounds)
     assert not np.array_equal(plain, kept)
 
 
 def test_predict_info_and_export_of_a_run_in_rounds(phantom: Path, two: Path, tmp_path: Path) -> None:
-    from pclmix.export.card import model_card
+    from pclmix.export.bundle import model_card
 
     predictor = pclmix.load(two, device="cpu")
     case = Dataset.open(phantom).cases[0]
@@ -153,7 +154,7 @@ def test_lost_labels_are_refused(phantom: Path, two: Path, tmp_path: Path, train
         train(phantom, run, recipe=None, resume=True)
 
 
-def test_without_habits_only_strokes_are_put_in_place(phantom: Path, tmp_path: Path, train: Train) -> None:
+def test_rounds_without_habits_enforce_strokes_only(phantom: Path, tmp_path: Path, train: Train) -> None:
     root = tmp_path / "data"
     shutil.copytree(phantom, root)
     about = json.loads((root / "dataset.json").read_text())
@@ -167,12 +168,12 @@ def test_without_habits_only_strokes_are_put_in_place(phantom: Path, tmp_path: P
     raw = list(rounds._predictions(net, store, torch.device("cpu"), torch.float32))
     strokes = store.labels[:, 0]
     found = rounds.read_labels(run, checkpoint.round, store)
-    assert np.array_equal(found, np.where(strokes == IGNORE, np.stack(raw), strokes))
+    assert np.array_equal(found, np.where(strokes == IGNORE, np.stack(raw).argmax(1), strokes))
 
 
 @pytest.mark.parametrize("method", ["full", "trimix", "s2l"])
 def test_other_methods_in_rounds(phantom: Path, tmp_path: Path, train: Train, method: str) -> None:
-    """Masks in the place of strokes, several networks, and labels that a method remembers."""
+    """Masks instead of strokes, several networks, and methods with per-slice state."""
     short = ("engine.iterations=2", "rounds.count=2", "rounds.iterations=2")
     assert train(phantom, tmp_path / "run", *short, method=method)[0]
     assert load_checkpoint(tmp_path / "run" / LAST).step == 4
@@ -188,13 +189,13 @@ def test_a_time_budget_covers_all_rounds(phantom: Path, tmp_path: Path, train: T
     assert 3 <= checkpoint.seconds < 10
 
 
-def test_when_rounds_end_in_a_time_budget() -> None:
+def test_rounds_share_a_time_budget() -> None:
     config = load_config("tiny", None, ["engine.seconds=100", "rounds.count=3", "rounds.iterations=1"])
     ends = [rounds.end_of(config, Round(number=n, since=since)) for n, since in ((1, 0), (2, 62), (3, 82), (3, 97))]
     assert ends == pytest.approx([60, 80, 100, 107])  # a round that labels for 17 of its 20 seconds still trains for 10
 
 
-def test_two_ranks_agree(phantom: Path, tmp_path: Path) -> None:
+def test_ranks_agree_on_values(phantom: Path, tmp_path: Path) -> None:
     """In both rounds the ranks hold the same weights after every step, and each had its own images."""
     run, worker = tmp_path / "run", Path(__file__).with_name("engine_worker.py")
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(worker), "train", str(phantom)]

@@ -1,4 +1,4 @@
-"""The check of the fused kernels before training: it finds what differs and leaves no trace."""
+"""The check of the fused kernels before training: it finds differences and restores all state."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pclmix.data.batch import Batch
 from pclmix.data.dataset import Dataset
 from pclmix.data.store import Settings, open_store
 from pclmix.methods.base import Term, Terms, build_method
-from pclmix.training import selfcheck
+from pclmix.training import probe
 from pclmix.training.feed import Feed
-from pclmix.training.selfcheck import compare_kernels, use_plain_kernels_if_fused_disagree
+from pclmix.training.probe import compare_kernels, use_plain_kernels_if_fused_disagree
 from pclmix.training.step import Gradients
 
 
@@ -49,7 +49,7 @@ def break_fused(gradients: Gradients, monkeypatch: pytest.MonkeyPatch, value: fl
     monkeypatch.setattr(type(gradients.method), "step", wrong)
 
 
-def test_agreement_leaves_no_trace(gradients: Gradients) -> None:
+def test_agreement_restores_the_network(gradients: Gradients) -> None:
     before = {name: tensor.clone() for name, tensor in gradients.method.state_dict().items()}
     drawn, common = gradients.generator.get_state(), torch.get_rng_state()
     assert compare_kernels(gradients, 0, 0.5) == ""
@@ -74,9 +74,9 @@ def test_compiles_kernels_first_and_restores_all_state(gradients: Gradients, mon
         happened.append("pass")
         return right(self)
 
-    monkeypatch.setattr(selfcheck, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(probe, "compile_ahead", compile_ahead)
     monkeypatch.setattr(Gradients, "__call__", noted)
-    monkeypatch.setattr(selfcheck, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(probe, "_has_kernels", lambda device: True)
     before = {name: tensor.clone() for name, tensor in gradients.method.state_dict().items()}
     drawn = gradients.generator.get_state()
     assert compare_kernels(gradients, 0, 0.5) == ""

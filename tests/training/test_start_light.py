@@ -1,4 +1,4 @@
-"""What training on one device does not import: each would take seconds before the first step."""
+"""Training on one device does not import slow packages."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pclmix.config import Config, load_config
+from pclmix.data.batch import outside_hull
 from pclmix.data.dataset import Dataset
-from pclmix.data.hull import outside_hull
 from pclmix.data.store import Settings, Store, open_store
 from pclmix.errors import PclmixError
 from pclmix.methods.base import build_method
@@ -57,7 +57,7 @@ def test_the_whole_step_never_waits(
         "augment.noise=0.1",
     )
     step = make_step(store, method, *strong, "optim.clip=1", f"engine.precision={precision}")
-    step(0, 0.0)  # lazily made state, as before a capture
+    step(0, 0.0)  # creates lazy state, as before a capture
     step.feed.fill(1)
     with no_sync():
         step._body()
@@ -65,7 +65,7 @@ def test_the_whole_step_never_waits(
 
 
 def addresses(step: TrainStep) -> dict[str, int]:
-    """Where everything that outlives a step lies in memory."""
+    """Memory addresses of all state that is kept between steps."""
     lasting: dict[str, Tensor] = {f"method.{k}": v for k, v in step.method.state_dict(keep_vars=True).items()}
     for number, state in enumerate(step.optimizer.state.values()):
         lasting |= {f"optimizer.{number}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
@@ -122,7 +122,7 @@ def test_the_first_bad_step_is_remembered(store: Store) -> None:
 
 
 def labels_seen(store: Store, *overrides: str) -> Tensor:
-    """What the method is given of the first batch, which is not moved."""
+    """The first batch as the method gets it, without augmentation."""
     step = make_step(store, "pce", *overrides, "augment.quarter_turns=0", "augment.rotate=0")
     step.feed.fill(0)
     seen: list[Tensor] = []
@@ -133,7 +133,7 @@ def labels_seen(store: Store, *overrides: str) -> Tensor:
 
 
 def test_pixels_outside_the_ring_are_background_to_the_method(store: Store) -> None:
-    """The same strokes as without the setting, and some pixels of background more, none of them within the hull."""
+    """The same strokes as without the setting, and some more background pixels, none of them within the hull."""
     plain, more = labels_seen(store), labels_seen(store, "data.ring_share=0.1")
     outside = outside_hull(plain)
     assert outside.any()
@@ -142,6 +142,6 @@ def test_pixels_outside_the_ring_are_background_to_the_method(store: Store) -> N
     assert 0.05 < (more[outside] == 0).float().mean() < 0.15
 
 
-def test_a_method_that_remembers_slices_refuses_a_pinch() -> None:
+def test_methods_with_slice_state_refuse_pinch() -> None:
     with pytest.raises(PclmixError, match=r"augment\.pinch=0\.5: s2l remembers.*set augment\.pinch=0"):
         build_method(load_config("tiny", "s2l", ["augment.pinch=0.5"]), 1, 4, 10)

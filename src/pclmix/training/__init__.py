@@ -1,1 +1,1 @@
-"""The only training loop: feed, step, schedules, checkpoints, the run folder."""
+"""Training: plan, data feed, step, schedules, checkpoints, run folder."""

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, validated on loading, the previous one kept as a fallback.
+"""Checkpoints: written atomically, validated on loading, with the previous one as a fallback.
 
 On disk a checkpoint is a plain dictionary of numbers, text and tensors, so that it loads with weights_only.
 """
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Strict, StrictSt
 from torch import Tensor, nn
 
 from pclmix.config import Config
-from pclmix.errors import PclmixError, load_failure
+from pclmix.errors import PclmixError, load_failure, without_warnings
 from pclmix.io.files import atomic_path
 from pclmix.labels import Labels
 from pclmix.nets.segmenter import Segmenter, build_segmenter
@@ -54,24 +54,24 @@ class TrainedOn(_Part):
 
 
 class Round(_Part):
-    """Which training of a run with several rounds this is. A run without is its own first round."""
+    """Position in a run of several rounds; other runs have one round."""
 
     number: Annotated[int, Strict(), Field(ge=1)] = 1
     begins: Count = 0  #: steps of the rounds before
     since: Annotated[FiniteFloat, Field(ge=0)] = (
         0.0  #: seconds before its first step; kept where there is a time budget
     )
-    labels: StrictStr = ""  #: digest of the labels it trains on, in RUN/roundN.npz; of the first, none
+    labels: StrictStr = ""  #: digest of the labels in RUN/roundN.npz; empty for the first round
 
 
 class Average(_Part):
-    """The weight average: its sum, before the correction for the start, and the number of steps in it."""
+    """The weight average: uncorrected sum and number of steps."""
 
     steps: Count
     sum: dict[str, Tensor]
 
     def weights(self, decay: float) -> dict[str, Tensor]:
-        """The averaged weights by name; none before the first step."""
+        """The bias-corrected average by name; empty before the first step."""
         if self.steps == 0:
             return {}
         scale = 1.0 / (1.0 - decay**self.steps)
@@ -81,7 +81,7 @@ class Average(_Part):
 class Checkpoint(_Part):
     """Everything needed to predict with a run and to continue it. A snapshot has only what prediction needs."""
 
-    version: StrictStr  #: of pclmix, that wrote it
+    version: StrictStr  #: version of pclmix that wrote it
     config: Config
     labels: Labels
     channels: Annotated[tuple[StrictStr, ...], Field(min_length=1)]
@@ -101,11 +101,11 @@ class Checkpoint(_Part):
 
     @property
     def settings(self) -> Config:
-        """What the weights were trained with: those of the run, as its last round changes them."""
+        """The settings of the last round, with which the weights were trained."""
         return self.config.of_round(self.round.number)
 
     def to_plain(self) -> dict[str, Any]:
-        """What is saved."""
+        """The dictionary that is saved."""
         return {
             "format": FORMAT,
             "version": self.version,
@@ -125,10 +125,10 @@ class Checkpoint(_Part):
 
     @classmethod
     def from_plain(cls, content: Any, path: Path) -> Checkpoint:
-        """Validate what was loaded from `path`; the error names the file and the key."""
+        """Validate a dictionary loaded from `path`; the error names the file and the key."""
         if not isinstance(content, dict) or "format" not in content:
             raise PclmixError(f"{path} is not a checkpoint of pclmix: it has no key 'format'")
-        if content["format"] != FORMAT:
+        if type(content["format"]) is not int or content["format"] != FORMAT:
             raise PclmixError(
                 f"{path} was written by pclmix {content.get('version')} in checkpoint format {content['format']}; "
                 f"this version reads format {FORMAT}: install that version or train again"
@@ -156,7 +156,7 @@ def _require_finite(path: Path, key: str, tensors: Iterable[tuple[str, Tensor]])
 
 
 def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
-    """Write RUN/last.ckpt; the previous one becomes RUN/previous.ckpt. At every moment one of them is whole."""
+    """Write RUN/last.ckpt; the previous one becomes RUN/previous.ckpt. One of them is always complete."""
     last = Path(run) / LAST
     try:
         with atomic_path(last) as temporary:
@@ -169,7 +169,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
                 except OSError:  # a filesystem without hard links
                     shutil.copyfile(last, spare)
                 os.replace(spare, last.with_name(PREVIOUS))
-    except RuntimeError as error:  # torch's writer reports a full disk so
+    except RuntimeError as error:  # torch reports a full disk this way
         raise _full(last, error) from error
 
 
@@ -184,16 +184,17 @@ def load_checkpoint(path: Path, *, map_location: str = "cpu", lazy: bool = False
     """Read one checkpoint after verifying every byte of it; `lazy` maps the tensors into memory."""
     path = Path(path)
     if not path.is_file():
-        raise PclmixError(f"{path} does not exist; a checkpoint or a run folder is needed")
+        raise PclmixError(f"{path} does not exist; give a run folder or a checkpoint")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is not None:
             raise PclmixError(f"{path} is damaged (in {damaged}); use the checkpoint before it or train again")
-        content = torch.load(path, map_location=map_location, weights_only=True, mmap=lazy)
+        with without_warnings():
+            content = torch.load(path, map_location=map_location, weights_only=True, mmap=lazy)
     except PclmixError:
         raise
-    except Exception as error:  # a damaged archive raises errors of many types
+    except Exception as error:  # damaged archives raise many types of errors
         raise PclmixError(
             f"{path} is not a readable checkpoint ({load_failure(error)}); a run folder or its last.ckpt is needed"
         ) from error
@@ -235,7 +236,7 @@ def open_model(model: Path) -> Checkpoint:
 
 
 def save_snapshot(run: Path, checkpoint: Checkpoint, nets: Sequence[str]) -> Path:
-    """Write RUN/snapshots/step-N.ckpt: the weights to predict with at this step, but nothing to resume from."""
+    """Write RUN/snapshots/step-N.ckpt: the weights for prediction, without the state to resume."""
     prefixes = tuple(f"{net}." for net in nets)
     state = {k: v for k, v in trained_state(checkpoint).items() if k.startswith(prefixes)}
     slim = checkpoint.model_copy(update={"method": state, "average": None, "optimizer": None, "random": None})
@@ -249,7 +250,7 @@ def save_snapshot(run: Path, checkpoint: Checkpoint, nets: Sequence[str]) -> Pat
 
 
 def trained_state(checkpoint: Checkpoint, *, last: bool = False) -> dict[str, Tensor]:
-    """The weights to predict with: the average where the run kept one, unless the `last` are asked for."""
+    """The weights for prediction: the average if there is one, unless `last`."""
     decay = checkpoint.config.engine.ema
     if last and checkpoint.is_snapshot and decay > 0:
         raise PclmixError("a snapshot holds averaged weights alone; ask the run itself for the last ones")
@@ -258,20 +259,20 @@ def trained_state(checkpoint: Checkpoint, *, last: bool = False) -> dict[str, Te
 
 
 def inference_state(checkpoint: Checkpoint, net: str = "net", *, last: bool = False) -> dict[str, Tensor]:
-    """Weights of one inference network alone, from the average where there is one, unless the `last` are asked for."""
+    """Weights of one inference network: the average if there is one, unless `last`."""
     state, prefix = trained_state(checkpoint, last=last), f"{net}."
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def build_net(checkpoint: Checkpoint, name: str = "net", *, last: bool = False) -> Segmenter:
-    """An inference network of a checkpoint: encoder and CNN decoder, ready to predict. No transformer is built."""
+    """An inference network of a checkpoint: encoder and CNN decoder with their weights."""
     config, classes, channels = checkpoint.config, checkpoint.labels.count, len(checkpoint.channels)
     net = build_segmenter(config.net, channels, classes)
     return load_weights(net, inference_state(checkpoint, name, last=last), checkpoint)
 
 
 def load_weights(net: M, state: dict[str, Tensor], checkpoint: Checkpoint) -> M:
-    """Put the weights of a checkpoint into a network that its description says; in evaluation mode."""
+    """Load the weights of a checkpoint into a matching network, in evaluation mode."""
     try:
         net.load_state_dict(state)
     except RuntimeError as error:

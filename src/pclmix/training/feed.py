@@ -1,9 +1,8 @@
-"""Slices to the device, in an order that is a function of the seed and the step alone.
+"""Copies slices to the device, in an order that depends only on the seed and the step.
 
-The order is an endless chain of permutations; step t takes the next `batch` places, rank r its own part of them.
-Nothing has to be saved for a resume to go on at the same place. Where fewer than half of the slices have a label, each
-permutation holds the labelled ones several times, so that they fill about half of a batch: after a first drawing of
-four slices in a volume of forty, most batches would teach nothing otherwise.
+The order is an endless sequence of permutations; step t takes the next `batch` entries, rank r its part of them. A
+resume needs no saved state. If fewer than half of the slices are labelled, each permutation repeats the labelled ones,
+so that they fill about half of a batch. Otherwise most batches would have no labels when few slices are annotated.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pclmix.data.patches import Crops
+from pclmix.data.preprocess import Crops
 from pclmix.data.store import Store
 from pclmix.labels import IGNORE
 
 Places = npt.NDArray[np.int64]
-_STEPS_AHEAD = 1024  # indices are sent to the device for this many steps at a time
+_STEPS_AHEAD = 1024  # steps whose indices are sent to the device at once
 
 
 class Feed:
@@ -78,7 +77,7 @@ class Feed:
             self.label[row].copy_(torch.from_numpy(self._store.labels[part].copy()), non_blocking=True)
 
     def places(self, step: int) -> Places:
-        """The store positions this rank trains on at `step`."""
+        """The store indices of this rank at `step`."""
         own = self.batch // self.world
         first = step * self.batch + self.rank * own
         positions = np.arange(first, first + own)
@@ -91,19 +90,19 @@ class Feed:
 
 
 def _turns(store: Store) -> Places:
-    """The slices of one permutation: each once, and labelled ones again where they are fewer than the others."""
+    """The slices of one permutation: each once, labelled ones repeatedly if they are the minority."""
     everything, labelled = np.arange(len(store)), np.flatnonzero(_labelled(store))
     others = len(store) - len(labelled)
     return np.concatenate([everything, *[labelled] * (round(others / max(1, len(labelled))) - 1)])
 
 
 def _labelled(store: Store) -> npt.NDArray[np.bool_]:
-    """Which slices have a label in any pixel; read slice by slice, for the store may be larger than memory."""
+    """Which slices have any label; read slice by slice, since the store may exceed memory."""
     return np.fromiter((label[0].max() > IGNORE for label in store.labels), bool, len(store))
 
 
 def _resident(store: Store, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """The whole store on the device where it fits in half of what is free, else None: read slice by slice."""
+    """The whole store on the device if it fits in half of the free memory, else None."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:
@@ -114,7 +113,7 @@ def _resident(store: Store, device: torch.device) -> tuple[Tensor, Tensor] | Non
 
 
 def _free_memory() -> int:
-    """Bytes that can be taken without swapping; a guess of 4 GiB where the system does not say."""
+    """Available memory in bytes; 4 GiB if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

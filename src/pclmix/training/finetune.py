@@ -15,7 +15,7 @@ from pclmix.labels import Labels
 from pclmix.methods.base import Method, build_method
 from pclmix.training.checkpoint import Checkpoint, open_model, trained_state
 
-#: What a step keeps of earlier ones is of the other run's data.
+#: State of earlier steps, which belongs to the other run's data.
 _OWN_DATA = ("queue.", "memory.")
 
 
@@ -31,7 +31,7 @@ class Start:
         return self.checkpoint.config.net
 
     def describe(self, labels: Labels) -> str:
-        """Which classes are taken over, for the user."""
+        """A message that lists the matched classes."""
         known = [name for name in labels.foreground if name in self.checkpoint.labels.names]
         new = [name for name in labels.foreground if name not in known]
         parts = [f"taken over: {', '.join(known) or 'none'}", *([f"new: {', '.join(new)}"] if new else [])]
@@ -39,7 +39,7 @@ class Start:
 
 
 def open_start(run: Path, channels: tuple[str, ...]) -> Start:
-    """The run to start from, refused where its networks read another number of channels."""
+    """The run to start from; refused if its number of channels differs."""
     checkpoint = open_model(run)
     if len(checkpoint.channels) != len(channels):
         raise PclmixError(
@@ -52,8 +52,8 @@ def open_start(run: Path, channels: tuple[str, ...]) -> Start:
 def load_start(method: Method, config: Config, start: Start, labels: Labels) -> None:
     """Copy the weights of `start` into `method`.
 
-    Every tensor of the same name and shape is taken. Of one with an axis of classes, the rows of classes of the same
-    name are; the background is matched with the background. `net` must fit but for its classes.
+    Copies every tensor of the same name and shape. Of tensors with a class axis, copies the rows of classes with the
+    same name; the backgrounds match. `net` must fit except for its classes.
     """
     given, own = trained_state(start.checkpoint), method.state_dict()
     rows = _same_names(start.checkpoint.labels, labels)
@@ -76,13 +76,13 @@ def load_start(method: Method, config: Config, start: Start, labels: Labels) -> 
 
 
 def _same_names(before: Labels, now: Labels) -> dict[int, int]:
-    """Class here to class there."""
+    """Class numbers here and there, by name."""
     rows = {k: before.names.index(name) for k, name in enumerate(now.names) if name in before.names}
     return {**rows, 0: 0}
 
 
 def _class_axes(config: Config, method: Method) -> dict[str, int]:
-    """The axis of classes of each tensor that has one: where one more class would make it longer."""
+    """The class axis of each tensor that has one, found by adding a class."""
     with torch.device("meta"):
         more = build_method(config, method.task.in_channels, method.task.classes + 1, method.task.slices).state_dict()
     found = {}

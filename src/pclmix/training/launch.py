@@ -1,4 +1,4 @@
-"""`--devices N`: one rank a device, started by torchrun's launcher. Run as a module, this file is such a rank."""
+"""`--devices N`: one rank per device, started by torchrun's launcher. Run as a module, this file is one rank."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from pclmix.errors import PclmixError
-from pclmix.io.files import read_json
+from pclmix.io.files import read_table
 from pclmix.io.threads import thread_settings
 from pclmix.training.checkpoint import LAST
 from pclmix.training.log import RUN
 from pclmix.training.parallel import LOST
 from pclmix.training.request import TrainRequest
 
-_SECONDS_TO_SAVE = 120  # for ranks that were asked to stop
+_SECONDS_TO_SAVE = 120  # seconds for ranks to stop
 
 
 def launch(request: TrainRequest) -> bool:
-    """Train with one process a device; True when finished, False when interrupted.
+    """Train with one process per device; True when finished, False when interrupted.
 
     On several nodes the same command is run on each, with MASTER_ADDR, MASTER_PORT and NODE_RANK in the environment.
     """
@@ -36,7 +36,7 @@ def launch(request: TrainRequest) -> bool:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     options = _rendezvous(request.nodes)
-    if "shutdown_timeout" in signature(LaunchConfig).parameters:  # older versions of torch wait for 30 seconds
+    if "shutdown_timeout" in signature(LaunchConfig).parameters:  # older versions of torch wait 30 seconds
         options["shutdown_timeout"] = _SECONDS_TO_SAVE
     config = LaunchConfig(
         min_nodes=request.nodes,
@@ -52,9 +52,9 @@ def launch(request: TrainRequest) -> bool:
             elastic_launch(config, sys.executable)("-m", "pclmix.training.launch", _to_json(request), command)
         except ChildFailedError as error:
             raise _explained(error, request) from None
-        except SignalException:  # passed on to the ranks, which have saved and ended
+        except SignalException:  # the ranks received the signal, saved and ended
             return False
-    status = read_json(request.out / RUN).get("status") if (request.out / RUN).is_file() else "finished"
+    status = read_table(request.out / RUN).get("status") if (request.out / RUN).is_file() else "finished"
     return bool(status == "finished")
 
 
@@ -77,7 +77,7 @@ def _rendezvous(nodes: int) -> dict[str, Any]:
 
 @contextmanager
 def _prepared(processes: int) -> Iterator[None]:
-    """Ranks share the cores; the launcher does not report failures itself, and its signal handlers are removed."""
+    """Divide the cores among ranks, silence the launcher's failure reports, restore signal handlers."""
     logger = logging.getLogger("torch.distributed.elastic")
     level, before = logger.level, {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     environment = dict(os.environ)
@@ -93,11 +93,11 @@ def _prepared(processes: int) -> Iterator[None]:
             try:
                 signal.signal(number, handler)
             except ValueError:
-                break  # not the main thread, so nothing was changed
+                break  # not the main thread: nothing to restore
 
 
 def _explained(error: Any, request: TrainRequest) -> PclmixError:
-    """The failure of the rank that failed first; the others only stopped because of it."""
+    """The error of the rank that failed first and caused the others to stop."""
     own = {r: f for r, f in error.failures.items() if f.exitcode not in (LOST, -signal.SIGTERM)}
     rank, failure = min((own or error.failures).items(), key=lambda item: item[1].timestamp)
     said = failure.error_file_data.get("message")
@@ -125,7 +125,7 @@ def _from_json(text: str) -> TrainRequest:
 
 
 def main() -> None:
-    """One rank: train, and leave the message of a failure to the launcher."""
+    """One rank: train, and write errors for the launcher."""
     from pclmix.training.start import run_training
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -140,7 +140,7 @@ def main() -> None:
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content, encoding="utf-8")
         sys.exit(2)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an exception in the interpreter's exit would be printed
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # avoids output of exceptions at interpreter exit
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""What a run reports: files of the run folder, and the display while it trains.
+"""Reports of a run: files in the run folder, and the display during training.
 
-config.yaml, environment.json, run.json (status and totals), metrics.jsonl, tensorboard/. metrics.jsonl holds nothing
-that depends on the clock, so that a resumed run repeats it to the last digit.
+config.yaml, environment.json, run.json (status and totals), metrics.jsonl, tensorboard/. metrics.jsonl has no
+clock-dependent values, so that a resumed run reproduces it exactly.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import platform
 import subprocess
@@ -25,8 +26,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from pclmix import __version__
 from pclmix.config import Config
-from pclmix.errors import PclmixError
-from pclmix.io.files import atomic_path, read_json, write_json
+from pclmix.errors import PclmixError, read_yaml
+from pclmix.io.files import atomic_path, read_table, write_json
 
 CONFIG, ENVIRONMENT, RUN, METRICS = "config.yaml", "environment.json", "run.json", "metrics.jsonl"
 PLAN = "plan.yaml"  #: the commented plan of a run without a recipe
@@ -35,20 +36,20 @@ log = logging.getLogger(__name__)
 
 
 def start_run(folder: Path, config: Config, device: str) -> None:
-    """Write what the run is made of; an older file of the same run is replaced whole."""
+    """Write configuration and environment; files of the same run are replaced."""
     with atomic_path(folder / CONFIG) as temporary:
         temporary.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     write_json(folder / ENVIRONMENT, environment(device))
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """The configuration a run was begun with, None where there is no run."""
+    """The configuration of a run; None if there is no run."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         return None
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
+        content = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (PclmixError, UnicodeDecodeError):
         content = None
     if not isinstance(content, dict) or not content:
         raise PclmixError(f"{path} is damaged: it holds no settings; repair it, or start again in another folder")
@@ -56,7 +57,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Versions, device, commit and command, for anyone who wants to repeat or doubt a figure."""
+    """Versions, device, commit and command, to reproduce a result."""
     packages: dict[str, str | None] = {}
     for name in ("torch", "triton", "numpy", "nibabel", "scipy"):
         try:
@@ -77,7 +78,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this runs from: as PCLMIX_COMMIT says, for a copy without its history, or git."""
+    """The commit of the source tree, from PCLMIX_COMMIT (for copies without history) or git."""
     if os.environ.get("PCLMIX_COMMIT"):
         return os.environ["PCLMIX_COMMIT"]
     try:
@@ -97,7 +98,7 @@ def _commit() -> str | None:
 def write_status(folder: Path, **status: Any) -> None:
     """Merge `status` into run.json."""
     path = folder / RUN
-    known = read_json(path) if path.is_file() else {}
+    known = read_table(path) if path.is_file() else {}
     write_json(path, {**known, **status})
 
 
@@ -123,11 +124,11 @@ class MetricLog:
                 self._tensorboard().add_scalar(name, value, step)
         except OSError as error:
             raise PclmixError(
-                f"cannot write {self.path}: {error.strerror}; free some space, then go on with --resume"
+                f"cannot write {self.path}: {error.strerror}; free some space, then continue with --resume"
             ) from error
 
     def _tensorboard(self) -> Any:
-        """Made at the first line, not at the start: its import is slow and training should not wait for it."""
+        """Created at the first line, since its import is slow."""
         if self._writer is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -158,11 +159,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = Path(folder) / METRICS
     lines = []
     if path.is_file():
-        for text in path.read_text(encoding="utf-8").splitlines():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
+                line = json.loads(text)
+            except ValueError:
                 break
+            if not isinstance(line, dict):
+                break
+            lines.append(line)
     return lines
 
 
@@ -199,7 +203,7 @@ class Display:
             self._bar.stop()
 
     def show(self, step: int, progress: float, losses: dict[str, float], rate: float) -> None:
-        """`rate` in steps per second; `losses` as read from the step."""
+        """`rate` in steps per second; `losses` as returned by the step."""
         terms = "  ".join(f"{name.removeprefix('loss/')} {value:.3f}" for name, value in losses.items())
         text = f"step {step}  {rate:.1f}/s  {terms}"
         if self._bar is not None:
@@ -207,3 +211,15 @@ class Display:
         elif not self.quiet and time.monotonic() - self._shown > _SECONDS_BETWEEN_LINES:
             self._shown = time.monotonic()
             self.console.print(f"{progress:4.0%}  {text}", highlight=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as readable text.
+
+    >>> duration(42.0), duration(754.0), duration(7500.0)
+    ('42 s', '13 min', '2 h 5 min')
+    """
+    if seconds < 120:
+        return f"{math.ceil(seconds)} s"
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -15,7 +15,7 @@ from pclmix.training.checkpoint import Average
 
 
 def preload() -> threading.Thread:
-    """Import in a thread what torch.optim imports when an optimiser is made: seconds in which data can be read."""
+    """Import torch.optim's lazy dependencies in a thread, while data are read."""
     thread = threading.Thread(target=importlib.import_module, args=("torch._dynamo",), name="import torch._dynamo")
     thread.start()
     return thread
@@ -54,13 +54,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the state of every parameter and the learning rate; options such as `fused` stay those of this device."""
+    """Restore the state of every parameter and the learning rate; options such as `fused` keep this device's values."""
     own = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     rate = float(optimizer.param_groups[0]["lr"])
     for group, options in zip(optimizer.param_groups, own, strict=True):
         group.update(options)
-        # AdamW counts its steps on the host or, to be captured, on the device: torch goes by the options saved.
+        # AdamW keeps its step counter on the host or, when capturable, on the device; torch uses the saved options.
         for parameter, kept in ((p, optimizer.state[p]) for p in group["params"] if p in optimizer.state):
             if "step" in kept:
                 kept["step"] = kept["step"].to(parameter.device if group.get("capturable") else "cpu", torch.float32)
@@ -70,8 +70,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 class WeightAverage:
     """Exponential average of parameters and BatchNorm statistics, without the weight of the start.
 
-    The sum begins at zero; `Average.weights` divides it by 1 - decay^t, so that after t steps it is the average of just
-    those t states, however few they are.
+    The sum starts at zero; `Average.weights` divides it by 1 - decay^t, so that after t steps it is the average of
+    exactly those t states.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:

@@ -1,4 +1,4 @@
-"""Several processes that train as one: join the ranks that torchrun started, agree with them, leave together."""
+"""Distributed training: process groups of torchrun's ranks, BatchNorm over ranks, small collectives."""
 
 from __future__ import annotations
 
@@ -13,22 +13,85 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from pclmix.errors import PclmixError
-from pclmix.kernels.collective import world_size
-from pclmix.nets.device import device_kind
+from pclmix.kernels.collective import sum_over_ranks, world_size
+from pclmix.nets.segmenter import device_kind
 from pclmix.training.request import TrainRequest
 
-#: Exit status of a rank that stops because another one has ended. The launcher reports that other one.
+
+def synchronise_batchnorm(module: nn.Module) -> nn.Module:
+    """Replace every BatchNorm of `module` by one with statistics over all ranks; returns the module to use.
+
+    Equals plain BatchNorm on the concatenated batch: output, gradients and running statistics. Parameters, buffers and
+    state-dict keys are kept. With one rank nothing changes. SyncBatchNorm refuses CPU tensors, so there
+    ReducedBatchNorm takes its place; call this when the module is on its device.
+    """
+    if world_size() == 1:
+        return module
+    if any(parameter.is_cuda for parameter in module.parameters()):
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        return converted
+    return _reduce(module)
+
+
+def _reduce(module: nn.Module) -> nn.Module:
+    if type(module) is nn.BatchNorm2d:
+        return ReducedBatchNorm.like(module)
+    for name, child in module.named_children():
+        setattr(module, name, _reduce(child))
+    return module
+
+
+class ReducedBatchNorm(nn.BatchNorm2d):
+    """BatchNorm on (B, C, H, W) with mean and variance from sums over all ranks, which gradients pass too."""
+
+    @classmethod
+    def like(cls, other: nn.BatchNorm2d) -> ReducedBatchNorm:
+        """The same layer, sharing its parameters and buffers."""
+        layer = cls(other.num_features, other.eps, other.momentum, other.affine, other.track_running_stats)
+        layer._parameters.update(other._parameters)
+        layer._buffers.update(other._buffers)
+        return layer.train(other.training)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        x, axes, shape = input.to(torch.promote_types(input.dtype, torch.float32)), (0, 2, 3), (1, -1, 1, 1)
+        # Ranks may hold different numbers of images, so the count is summed as well.
+        count = torch.full((1,), x.numel() / x.shape[1], dtype=x.dtype, device=x.device)
+        total = sum_over_ranks(torch.cat([x.sum(axes), count]))
+        count = total[-1].detach()
+        mean = total[:-1] / count
+        # A second sum, of squared distances to the common mean: E[x^2] - E[x]^2 would cancel.
+        centred = x - mean.view(shape)
+        variance = sum_over_ranks(centred.square().sum(axes)) / count
+        self._track(mean.detach(), variance.detach() * count / (count - 1))
+        y = centred * torch.rsqrt(variance + self.eps).view(shape)
+        y = y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
+        return y.to(input.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        rate = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, rate)
+        self.running_var.lerp_(unbiased_variance, rate)
+
+
+#: Exit status of a rank that stops because another rank has ended, which the launcher reports.
 LOST = 75
-_TIMEOUT = timedelta(hours=12)  # ranks wait that long while rank 0 prepares a dataset; a dead rank is noticed at once
+_TIMEOUT = timedelta(hours=12)  # limit while rank 0 prepares a dataset; a dead rank is detected at once
 _RANK_0_FIRST = 10.0  # seconds
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Process:
-    """This process among those that train together. `distributed`: started by torchrun, even if it is the only one."""
+    """This process among the ranks. `distributed`: started by torchrun, even if it is the only one."""
 
     device: torch.device
     rank: int = 0
@@ -65,9 +128,9 @@ def require_devices(device: str, devices: int = 1) -> str:
 
 @contextmanager
 def join(device: str, devices: int = 1) -> Iterator[Process]:
-    """Within, this process and its peers can communicate; without torchrun there are none.
+    """Inside, the process groups exist; without torchrun there are none.
 
-    Small messages travel over gloo, which notices a dead peer at once; tensors on CUDA over NCCL.
+    Small messages use gloo, which detects a dead peer at once; CUDA tensors use NCCL.
     """
     if not dist.is_torchelastic_launched():
         kind = require_devices(device)
@@ -81,7 +144,7 @@ def join(device: str, devices: int = 1) -> Iterator[Process]:
             raise
         log.info("rank %d stops: another rank has ended (%s)", process.rank, error)
         raise SystemExit(LOST) from error
-    # Only after success: a communicator whose peers are gone may never shut down.
+    # Only after success: a communicator with lost peers may never shut down.
     dist.destroy_process_group()
 
 
@@ -90,7 +153,7 @@ def _connect(name: str, devices: int) -> Process:
     try:
         kind = require_devices(name, devices)
     except PclmixError:
-        # All ranks find the same mistake as a rule. Rank 0 says so and torchrun ends the others, unless it is alone.
+        # Usually all ranks find the same mistake. Rank 0 reports it and torchrun ends the others.
         time.sleep(0 if rank == 0 else _RANK_0_FIRST)
         raise
     device = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
@@ -103,12 +166,12 @@ def _connect(name: str, devices: int) -> Process:
 
 
 def _is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because a peer is gone, rather than this rank's own work."""
+    """Whether a collective failed because a peer was lost."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def gather_objects(item: Any) -> list[Any]:
-    """Plain objects of all ranks, in rank order, on every rank. Over gloo, which notices when a rank has ended."""
+    """Plain objects of all ranks, in rank order, on every rank. Uses gloo, which detects an ended rank."""
     if world_size() == 1:
         return [item]
     parts: list[Any] = [None] * world_size()
@@ -117,14 +180,14 @@ def gather_objects(item: Any) -> list[Any]:
 
 
 def from_rank_0(tensor: torch.Tensor) -> torch.Tensor:
-    """Rank 0's content of a tensor in host memory, in place on every rank."""
+    """Broadcast a tensor in host memory from rank 0, in place."""
     if world_size() > 1:
         dist.broadcast(tensor, 0)
     return tensor
 
 
 def largest(values: Sequence[float]) -> list[float]:
-    """The largest of each value over all ranks, for decisions that all ranks must take alike."""
+    """The maximum of each value over all ranks, for common decisions."""
     return _reduced(values, dist.ReduceOp.MAX)
 
 

@@ -1,4 +1,4 @@
-"""Before the loop: the cases of a run, checked and prepared. The test fold is never opened here."""
+"""Check and prepare the training cases of a run. The test fold is never opened."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from pclmix.data.case_files import Source
+from pclmix.data.case import Source
 from pclmix.data.check import check_layout
-from pclmix.data.dataset import Dataset
-from pclmix.data.splits import Split, validation_cut
+from pclmix.data.dataset import Dataset, Split, validation_cut
 from pclmix.data.store import Precompute, Settings, Store, cache_folder, map_store, open_store
 from pclmix.errors import PclmixError
 from pclmix.io.files import require_writable
@@ -25,7 +24,7 @@ from pclmix.training.plan import Plan, training_cases
 
 @dataclass(frozen=True)
 class Prepared:
-    """The slices to train on and, where asked for, those of held-out training patients."""
+    """The training slices and, optionally, those of validation patients."""
 
     train: Store
     validation: Store | None
@@ -37,7 +36,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Sources:
-    """Cases to train on and held-out ones (`test`), and how they become slices."""
+    """Training and validation cases (`test`), and the preprocessing settings."""
 
     split: Split
     settings: Settings
@@ -45,7 +44,7 @@ class Sources:
 
 
 def prepare(plan: Plan, process: Process, console: Console) -> Prepared:
-    """Check the training cases and open their stores. The first rank of a node reads the files for all of the node."""
+    """Check the training cases and open their stores. On each node the first rank reads the files."""
     data = _read(plan, console) if process.local_rank == 0 else None
     found = gather_objects(None if data is None else data.folders)
     if data is not None:
@@ -55,7 +54,7 @@ def prepare(plan: Plan, process: Process, console: Console) -> Prepared:
 
 
 def find_sources(plan: Plan) -> Sources:
-    """What a plan trains on; refused where there is no case, or a dense mask that the method needs is missing."""
+    """The cases of a plan; refused if there are none or if required dense masks are missing."""
     dataset, config, data = plan.dataset, plan.config, plan.config.data
     cases = training_cases(dataset, plan.fold, plan.request.cases)
     method = find_method(config.method)
@@ -85,7 +84,7 @@ def _read(plan: Plan, console: Console) -> Prepared:
 
 
 def say_kept(store: Store, dataset: Dataset, console: Console) -> None:
-    """Print how much of the strokes the working size shows, and which classes it loses in which cases."""
+    """Print the share of strokes preserved at working size, and the lost classes by case."""
     h, w = store.images.shape[-2:]
     text = f"{store.kept_share:.1%} of the drawn pixels are kept at {h} x {w}"
     names, gone = dataset.labels.names, np.argwhere((store.drawn > 0) & ~store.shown)
@@ -97,7 +96,7 @@ def say_kept(store: Store, dataset: Dataset, console: Console) -> None:
 
 
 def _require_cache() -> None:
-    """Prepared slices are kept in a cache, which may lie where nobody thought of: say so before the work."""
+    """Refuse an unwritable cache folder before the work."""
     if cache_folder().is_file():
         raise PclmixError(f"{cache_folder()} is a file; prepared slices are kept in a folder: set PCLMIX_CACHE to one")
     try:

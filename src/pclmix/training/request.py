@@ -1,4 +1,4 @@
-"""What a caller asks of a training: the arguments of `pclmix train` as one value."""
+"""The arguments of a training as one value."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pclmix.errors import PclmixError, require_names
 class TrainRequest:
     """A dataset, a run folder and the settings to train with; see `pclmix train --help`.
 
-    `cases`, where given, are the only ones trained on; a resumed run needs the same ones again. `resume` continues the
-    run in `out`, or starts one where there is none; with `expect_run` it then says so. Without `recipe` the settings
-    are planned from the data. With `minutes` the finished run is there so long after `started`.
-    `start_from` is a run whose weights are taken over, classes matched by name.
+    `cases`, if given, restrict the training cases; a resumed run needs the same ones. `resume` continues the run in
+    `out`, or starts one where there is none; with `expect_run` it prints a note in that case. Without `recipe` the
+    settings are planned from the data. With `minutes` the run is finished that long after `started`. `start_from` is a
+    run whose weights are used, with classes matched by name.
     """
 
     dataset: Path
@@ -48,8 +48,8 @@ class TrainRequest:
         require_names("cases", self.cases)
         if self.fold is not None:
             _require_integer("fold", self.fold)
-        if self.minutes is not None and not (self.minutes > 0 and math.isfinite(self.minutes)):
-            raise PclmixError(f"--minutes {self.minutes}: a number above 0 is needed")
+        if self.minutes is not None:
+            require_minutes(self.minutes)
         _require_integer("devices", self.devices)
         _require_integer("nodes", self.nodes)
 
@@ -59,12 +59,18 @@ class TrainRequest:
         return self.devices * self.nodes
 
     def resume_command(self) -> str:
-        """The command that continues this run; its other settings are in the run folder."""
+        """The command that continues this run with the settings of its folder."""
         words: list[Any] = ["pclmix", "train", self.dataset, "--out", self.out, "--resume"]
         words += ["--device", self.device] if self.device != "auto" else []
         words += ["--devices", self.devices] if self.devices > 1 else []
         words += ["--nodes", self.nodes] if self.nodes > 1 else []
         return shlex.join(map(str, words))
+
+
+def require_minutes(minutes: float) -> None:
+    """Refuse minutes that are not a number above 0."""
+    if not (minutes > 0 and math.isfinite(minutes)):
+        raise PclmixError(f"--minutes {minutes:g}: a number above 0 is needed")
 
 
 def _require_integer(key: str, value: Any) -> None:

@@ -1,7 +1,7 @@
-"""Further rounds: labels for the training slices from the network of the round before, straightened by their strokes.
+"""Further rounds: labels predicted by the network of the previous round, corrected by strokes and stroke habits.
 
-The labels lie in the run folder as roundN.npz. A checkpoint of round N has their digest, so that a resumed round goes
-on with the same ones.
+The labels are kept in the run folder as roundN.npz; the checkpoints of round N hold their digest, so that a resumed
+round continues with the same ones. The corrections are in `straighten.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from pclmix.config import Config
+from pclmix.config import Config, Rounds
 from pclmix.data.habits import Array, Habits
 from pclmix.data.preprocess import FLIPS
 from pclmix.data.store import Store
@@ -28,15 +28,16 @@ from pclmix.training.checkpoint import Round
 
 LABELS = "round{}.npz"
 Labelling = npt.NDArray[np.uint8]  #: (N, H, W), a class for each pixel of each training slice
+_WAY_OUT = "put the file back, or start again in another folder"
 _BATCH = {"cuda": 64, "cpu": 4}
-_LOOKED_AT = 256  #: slices, evenly spread, that show which wall is round which class
+_LOOKED_AT = 256  #: slices, evenly spread, used to find which wall encloses which class
 
 
 def end_of(config: Config, of: Round) -> float:
     """The second at which a round ends in a run with a budget of engine.seconds.
 
-    Making its labels is part of a round. Where that took most of its time, the budget is overrun rather than the
-    network left untrained.
+    A round includes making its labels. If that took most of the time, the budget is exceeded, so that the network is
+    still trained.
     """
     budget, each = config.engine.seconds or 0.0, config.rounds.share
     end = budget * (1 - each * (config.rounds.count - of.number))
@@ -44,35 +45,42 @@ def end_of(config: Config, of: Round) -> float:
 
 
 def make_labels(
-    net: nn.Module, store: Store, habits: Habits, labels: Labels, device: torch.device, bf16: bool
+    net: nn.Module,
+    store: Store,
+    habits: Habits,
+    labels: Labels,
+    device: torch.device,
+    bf16: bool,
+    settings: Rounds,
 ) -> Labelling:
-    """What `net` predicts for every slice, averaged over flips and straightened; its BatchNorm is folded in place."""
-    from pclmix.data.straighten import rules_of, straighten_all  # SciPy, which the start of a run has no need of
+    """Corrected predictions of `net` for every slice, averaged over flips; folds its BatchNorm in place."""
+    from pclmix.training.straighten import Predicted, rules_of, straighten_all  # imports SciPy
 
     strokes = store.labels[:, 0]
     seen = np.unique(np.linspace(0, len(store) - 1, _LOOKED_AT).round().astype(int))
     annotated: list[list[int] | None] = [np.flatnonzero(row).tolist() for row in store.annotated]
     annotated = annotated or [None] * len(store.cases)
-    jobs = (
-        (store.images[i], strokes[i], predicted, annotated[store.case_of[i]])
+    slices = (
+        Predicted(store.images[i], strokes[i], predicted, annotated[store.case_of[i]])
         for i, predicted in enumerate(_predictions(net, store, device, torch.bfloat16 if bf16 else torch.float32))
     )
-    return straighten_all(jobs, rules_of(habits, labels, strokes[seen]))
+    rules = rules_of(habits, labels, strokes[seen])
+    return straighten_all(slices, rules, settings.brightness, settings.midline)
 
 
 @torch.inference_mode()
 def _predictions(net: nn.Module, store: Store, device: torch.device, dtype: torch.dtype) -> Iterator[Array]:
-    """Labels (H, W) uint8 of every slice; the slices of one batch are straightened while the device has the next."""
+    """Probabilities (K, H, W) uint8 of every slice; the CPU corrects while the device predicts the next batch."""
     net = fold_batchnorm(net).to(device, dtype, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     size = _BATCH[device.type]
     for first in range(0, len(store), size):
         image = torch.from_numpy(np.array(store.images[first : first + size])).to(device).to(dtype)
         views = [net(image.flip(axes)).float().softmax(1).flip(axes) for axes in FLIPS]
-        yield from torch.stack(views).mean(0).argmax(1).to(torch.uint8).cpu().numpy()
+        yield from (255 * torch.stack(views).mean(0)).round().to(torch.uint8).cpu().numpy()
 
 
 def with_labels(store: Store, labels: Labelling) -> Store:
-    """The store with these labels in place of the strokes and of a method's own maps."""
+    """The store with these labels instead of the strokes and the method's maps."""
     return replace(store, labels=labels[:, None].astype(np.int16), maps=())
 
 
@@ -87,18 +95,15 @@ def write_labels(run: Path, number: int, labels: Labelling) -> None:
 
 
 def read_labels(run: Path, of: Round, store: Store) -> Labelling:
-    """RUN/roundN.npz, refused where it does not hold what the round has been trained on."""
+    """Read RUN/roundN.npz; refused if its digest differs from that of the checkpoint."""
     path = run / LABELS.format(of.number)
     try:
         with np.load(path, allow_pickle=False) as content:
             labels: Labelling = content["labels"]
-    except Exception as error:  # a damaged archive raises errors of many types
+    except Exception as error:  # damaged archives raise many types of errors
         raise PclmixError(
             f"{path} cannot be read ({error}); it holds the labels of round {of.number}: {_WAY_OUT}"
         ) from error
     if labels.shape != (len(store), *store.images.shape[2:]) or digest(labels) != of.labels:
         raise PclmixError(f"{path} does not hold the labels that round {of.number} was trained on: {_WAY_OUT}")
     return labels
-
-
-_WAY_OUT = "put the file back, or start again in another folder"

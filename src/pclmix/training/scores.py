@@ -1,4 +1,4 @@
-"""How well a network agrees with scribbles, and what a finished run says about them. No dense mask is opened."""
+"""Agreement of a network with scribbles, and the results of a finished run. No dense mask is opened."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pclmix.data.patches import gaussian, slide
+from pclmix.data.dataset import Dataset
+from pclmix.data.preprocess import gaussian, slide
 from pclmix.data.store import Store
 from pclmix.io.files import atomic_path
 from pclmix.labels import IGNORE, Labels
-from pclmix.losses.uncertainty import entropy
+from pclmix.losses.unlabelled import entropy
 from pclmix.methods.base import Method
 from pclmix.nets.segmenter import Segmenter
 from pclmix.training.checkpoint import LAST, build_net, load_checkpoint
 
 CASES, EXAMPLES = "training_cases.csv", "examples.npz"
 _EXAMPLES = 6
-SLICES = 500  #: that a CPU predicts at the end of a run
-Patch = tuple[int, int] | None  #: what the network sees, where that is not the whole slice
+SLICES = 500  #: slices predicted on a CPU at the end of a run
+Patch = tuple[int, int] | None  #: patch size, unless whole slices are used
 
 
 @torch.no_grad()
 def agreement(
     net: nn.Module, store: Store, device: torch.device, classes: int, patch: Patch = None, batch: int = 16
 ) -> Tensor:
-    """Counts (cases, K, K): scribbled class by predicted class, in float64. The network's mode is restored.
-
-    On a CPU up to SLICES scribbled slices are looked at, evenly spread: thousands would take as long as the training.
-    """
+    """Counts (cases, K, K): scribbled class by predicted class, in float64. The network's mode is restored."""
     training = net.training
     net.eval()
     counts = torch.zeros(len(store.cases), classes * classes, dtype=torch.float64)
@@ -52,7 +50,7 @@ def agreement(
 
 
 def _scores(net: nn.Module, image: Tensor, patch: Patch) -> Tensor:
-    """Logits of whole slices, by a sliding window where the network sees patches."""
+    """Logits of whole slices, by a sliding window for patch-based networks."""
     if patch is None:
         logits: Tensor = net(image)
         return logits
@@ -63,7 +61,7 @@ def _scores(net: nn.Module, image: Tensor, patch: Patch) -> Tensor:
 
 @torch.no_grad()
 def seconds_needed(method: Method, store: Store, device: torch.device, patch: Patch) -> float:
-    """About how long `write_results` takes: the first slices of the store are predicted twice and timed."""
+    """Approximate duration of `write_results`, from timed predictions of the first slices."""
     net, count = method.net.eval(), min(16 if patch is None else 1, len(store))
     image = torch.from_numpy(np.array(store.images[:count])).float().to(device)
     for _ in range(2):
@@ -74,7 +72,7 @@ def seconds_needed(method: Method, store: Store, device: torch.device, patch: Pa
 
 
 def _looked_at(store: Store, device: torch.device) -> npt.NDArray[np.int64]:
-    """The scribbled slices; the others have nothing to agree with."""
+    """The scribbled slices; on a CPU at most SLICES of them, evenly spread."""
     drawn = np.flatnonzero((store.labels[:, 0] != IGNORE).any(axis=(1, 2)))
     if device.type != "cpu" or len(drawn) <= SLICES:
         return drawn
@@ -83,23 +81,23 @@ def _looked_at(store: Store, device: torch.device) -> npt.NDArray[np.int64]:
 
 
 def scribble_scores(method: Method, store: Store, device: torch.device, patch: Patch = None) -> dict[str, float]:
-    """`validation/recall`: the share of scribbled pixels predicted right, averaged over the classes scribbled."""
+    """`validation/recall`: the share of scribbled pixels predicted correctly, averaged over the scribbled classes."""
     counts = agreement(method.net, store, device, method.task.classes, patch).sum(0)
     drawn = counts.sum(1)
     recall = counts.diagonal()[drawn > 0] / drawn[drawn > 0]
     return {"validation/recall": float(recall.mean())}
 
 
-def write_results(run: Path, labels: Labels, store: Store, device: torch.device) -> None:
+def write_results(run: Path, dataset: Dataset, store: Store, device: torch.device) -> None:
     """Write training_cases.csv and examples.npz from the last checkpoint and the training slices."""
-    checkpoint = load_checkpoint(run / LAST, lazy=True)
+    checkpoint, labels = load_checkpoint(run / LAST, lazy=True), dataset.labels
     net, patch = build_net(checkpoint).to(device), checkpoint.config.data.patch
     _write_cases(run / CASES, agreement(net, store, device, labels.count, patch), store, labels)
-    _write_examples(run / EXAMPLES, net, store, labels, device, patch)
+    _write_examples(run / EXAMPLES, net, store, dataset, device, patch)
 
 
 def _write_cases(path: Path, counts: Tensor, store: Store, labels: Labels) -> None:
-    """Per training case and class: scribbled pixels that were looked at, and the share that is predicted alike."""
+    """Per training case and class: scribbled pixels used, and the share predicted correctly."""
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["case", *(f"{n}_{what}" for n in labels.names for what in ("pixels", "agreement"))])
@@ -110,9 +108,12 @@ def _write_cases(path: Path, counts: Tensor, store: Store, labels: Labels) -> No
 
 
 def _write_examples(
-    path: Path, net: Segmenter, store: Store, labels: Labels, device: torch.device, patch: Patch
+    path: Path, net: Segmenter, store: Store, dataset: Dataset, device: torch.device, patch: Patch
 ) -> None:
-    """A few scribbled slices, spread over the cases, for the picture of a run: image, scribble, prediction, entropy."""
+    """A few scribbled slices, spread over the cases, for the figure of a run: image, scribble, prediction, entropy.
+
+    Images are (n, H, W), the first channel, or (n, 3, H, W) of colour pictures.
+    """
     drawn = np.flatnonzero((store.labels[:, 0] != IGNORE).any(axis=(1, 2)))
     chosen = drawn[np.linspace(0, len(drawn) - 1, num=min(_EXAMPLES, len(drawn))).astype(int)]
     image = torch.from_numpy(np.array(store.images[chosen])).float()
@@ -121,10 +122,10 @@ def _write_examples(
     with atomic_path(path) as temporary:
         np.savez_compressed(
             temporary,
-            image=np.array(store.images[chosen, 0]),
+            image=np.array(store.images[chosen] if dataset.is_colour else store.images[chosen, 0]),
             scribble=np.array(store.labels[chosen, 0]),
             prediction=probabilities.argmax(1).to(torch.int16).numpy(),
             entropy=entropy(probabilities).half().numpy(),
             cases=np.array([store.cases[store.case_of[place]] for place in chosen]),
-            classes=np.array(labels.names),
+            classes=np.array(dataset.labels.names),
         )

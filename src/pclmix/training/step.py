@@ -1,4 +1,4 @@
-"""One training step, from a batch in buffers to updated weights, with nothing in it that waits for the device."""
+"""One training step, from a batch in buffers to updated weights, without host synchronisation."""
 
 from __future__ import annotations
 
@@ -13,23 +13,78 @@ from torch import Generator, Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pclmix.config import Config
-from pclmix.data.augment import augment
-from pclmix.data.batch import Batch
-from pclmix.data.hull import draw_outside, mark_outside
-from pclmix.data.mixed import Mixed
+from pclmix.data.batch import Batch, Mixed, augment, draw_outside, mark_outside
 from pclmix.errors import PclmixError
 from pclmix.methods.base import Method, sum_terms
-from pclmix.training.cast import cast_weights
 from pclmix.training.feed import Feed
 from pclmix.training.optim import WeightAverage, learning_rate, set_learning_rate
 from pclmix.training.parallel import gather_objects, mean
+
+#: Layers that autocast runs in low precision.
+_CAST = (nn.Conv2d, nn.Linear)
+
+
+@contextmanager
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, the trainable convolutions and linear layers of `module` use weights and biases in `dtype`.
+
+    Gradients reach the parameters in their own type; parameters() and state_dict() are unchanged. Unused weights have
+    no gradient. A module that declares `full_precision` keeps its weights, and so do its children.
+    """
+    owners = [
+        (layer, name)
+        for layer in _layers(module)
+        for name, parameter in layer.named_parameters(recurse=False)
+        if parameter.requires_grad
+    ]
+    weights = [getattr(layer, name) for layer, name in owners]
+    copies: tuple[Tensor, ...] = _Cast.apply(dtype, *weights) if weights else ()  # type: ignore[no-untyped-call]
+    for (layer, name), copy in zip(owners, copies, strict=True):
+        # An attribute in the instance's dictionary takes precedence over nn.Module's parameters.
+        layer.__dict__[name] = copy
+    try:
+        yield
+    finally:
+        for layer, name in owners:
+            del layer.__dict__[name]
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    if getattr(module, "full_precision", False):
+        return
+    if isinstance(module, _CAST):
+        yield module
+    for child in module.children():
+        yield from _layers(child)
+
+
+class _Cast(torch.autograd.Function):
+    """Cast many tensors, and their gradients back, each with one multi-tensor copy."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.weights = [(weight.dtype, weight.shape, weight.stride(), weight.device) for weight in weights]
+        copies = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        torch._foreach_copy_(copies, weights)
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        result: list[Tensor | None] = [
+            None if g is None else torch.empty_strided(shape, stride, dtype=dtype, device=device)
+            for g, (dtype, shape, stride, device) in zip(gradients, ctx.weights, strict=True)
+        ]
+        torch._foreach_copy_([r for r in result if r is not None], [g for g in gradients if g is not None])
+        return None, *result
+
 
 _WAY_OUT = (
     "The last good checkpoint is kept, where there is one; "
     "lower optim.lr, set optim.clip=1 or use engine.precision=32, then start again"
 )
-#: Eager steps before the capture: workspaces and kernels are made when first needed. DistributedDataParallel rebuilds
-#: its buckets and times its first ten iterations, which cannot be captured.
+#: Eager steps before the capture, which create workspaces and kernels. DistributedDataParallel rebuilds its buckets and
+#: times its first ten iterations, which cannot be captured.
 _WARM_UP, _WARM_UP_DISTRIBUTED = 3, 11
 log = logging.getLogger(__name__)
 
@@ -39,7 +94,7 @@ class DivergedError(PclmixError):
 
 
 class Loss(nn.Module):
-    """A method's step as a forward pass, the form that DistributedDataParallel wraps."""
+    """A method's step as a forward pass, for DistributedDataParallel."""
 
     def __init__(self, method: Method, precision: str) -> None:
         super().__init__()
@@ -47,7 +102,7 @@ class Loss(nn.Module):
 
     def forward(self, batch: Batch, progress: Tensor, generator: Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and the value of each of its terms by name."""
-        # The autocast cache would keep casts made in one replay for the next; inside a graph it must be off.
+        # The autocast cache must be off in a graph: it would keep casts from one replay to the next.
         autocast = torch.autocast(batch.image.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False)
         with autocast, cast_weights(self.method, torch.bfloat16) if self.bf16 else nullcontext():
             terms = self.method.step(batch, progress, generator)
@@ -66,7 +121,7 @@ class Gradients:
         ring: int | None = None,
         mixed: Mixed | None = None,
     ) -> None:
-        """`ring` is the class whose habit it is to go round all others, if the dataset states one.
+        """`ring` is the class whose strokes surround all others, if the dataset states one.
 
         `mixed` says which labels may be used where cases are annotated in different ways.
         """
@@ -76,27 +131,26 @@ class Gradients:
         self.parameters = [p for p in method.parameters() if p.requires_grad]
         self.progress = torch.zeros((), device=feed.device)  #: t/T
         self.distributed = False
-        #: Where work runs that is captured later; None on a CPU.
+        #: The stream of work that is captured later; None on a CPU.
         self.stream = torch.cuda.Stream() if feed.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._loss: nn.Module = Loss(method, config.engine.precision)
 
     def average_over_ranks(self) -> None:
-        """From now on every rank has the gradients of the whole batch, and it starts with the weights of rank 0.
+        """Broadcast the weights of rank 0; from now on every rank has the gradients of the whole batch.
 
-        A step has one fixed autograd graph (it can be captured), so the graph is declared static: parameters that take
-        no part need no search. Buffers are not broadcast: all ranks compute the same ones, from statistics, prototypes
-        and predictions gathered over ranks.
+        The autograd graph is fixed, so it is declared static and unused parameters need no search. Buffers are not
+        broadcast: all ranks compute the same ones from statistics, prototypes and predictions gathered over ranks.
         """
-        # Named so since torch 2.13.
+        # The name since torch 2.13.
         known = signature(DistributedDataParallel).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         options: dict[str, Any] = {name: False, "gradient_as_bucket_view": True, "static_graph": True}
-        with _on(self.stream):  # as capturing its work later requires
+        with _on(self.stream):  # required for the later capture
             self._loss = DistributedDataParallel(self._loss, **options)
         self.distributed = True
 
     def __call__(self) -> dict[str, Tensor]:
-        """Fill the gradients; the values of the loss and its terms."""
+        """Compute the gradients; returns the values of the loss and its terms."""
         config = self.config
         labels = self.feed.label if self.ring is None else mark_outside(self.feed.label, self.ring)
         image, labels, theta = augment(self.feed.image, labels, config.augment, self.generator)
@@ -148,9 +202,9 @@ class TrainStep:
             self.average.count()
 
     def close(self) -> None:
-        """Free the captured graph and let go of everything else; there are no further steps.
+        """Free the captured graph and all references; no steps may follow.
 
-        Not left to the garbage collector: destroying a process group waits for all graphs that hold its collectives.
+        Explicit, since destroying a process group waits for all graphs that hold its collectives.
         """
         run = vars(self).get("_run")
         if isinstance(run, _Graphed):
@@ -169,7 +223,7 @@ class TrainStep:
             self._note(values)
 
     def _note(self, values: dict[str, Tensor]) -> None:
-        """Keep this step's values, and the first step at which one of them was not finite, on the device."""
+        """Keep the values of this step and the first non-finite step, on the device."""
         self.values = torch.stack([value.float() for value in values.values()])
         if tuple(values) != self.names:
             self.names = tuple(values)
@@ -184,9 +238,9 @@ class TrainStep:
         return dict(zip(self.names, mean(self.values.tolist()), strict=True))
 
     def require_finite(self) -> None:
-        """Refuse to go on after a loss that is NaN or infinite; names the step and the terms.
+        """Raise if the loss has become NaN or infinite; names the step and the terms.
 
-        Waits for the device, and for all ranks: what one has in its loss is in the weights of all.
+        Waits for the device and for all ranks.
         """
         own = [n for n, bad in zip(self.names, self.bad_terms.tolist(), strict=True) if bad]
         found = [(step, terms) for step, terms in gather_objects((int(self.bad_step), own)) if step >= 0]
@@ -196,7 +250,7 @@ class TrainStep:
             raise DivergedError(f"the loss became NaN or infinite at step {step}, in: {named}. {_WAY_OUT}")
 
     def require_finite_weights(self, step: int) -> None:
-        """Refuse to save weights that are not finite: a finite loss can have a gradient that is not."""
+        """Refuse to save weights that are not finite: a finite loss can have a non-finite gradient."""
         finite = [torch.isfinite(tensor).all() for tensor in self.method.parameters()]
         if not bool(torch.stack(finite).all()):
             raise DivergedError(f"weights are NaN or infinite after step {step}, while the loss is not. {_WAY_OUT}")
@@ -205,8 +259,8 @@ class TrainStep:
 class _Graphed:
     """The step as one CUDA graph: the first calls run eagerly, then it is captured once and replayed.
 
-    All on one stream, that on which DistributedDataParallel has made the nodes that it keeps: a node of another stream
-    would draw that stream into the capture. With several ranks the graph holds NCCL's collectives as well.
+    All work is on the stream on which DistributedDataParallel created its autograd nodes: nodes of another stream would
+    add that stream to the capture. With several ranks the graph includes NCCL's collectives.
     """
 
     def __init__(self, body: Callable[[], None], gradients: Gradients) -> None:
@@ -232,7 +286,7 @@ class _Graphed:
 
 @contextmanager
 def _on(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Within, CUDA work runs on `stream`, ordered with the work before and after; None: on the current stream."""
+    """Inside, CUDA work runs on `stream`, ordered with the work before and after; None: the current stream."""
     if stream is None:
         yield
         return

@@ -15,13 +15,13 @@ from rich.console import Console
 from torch import Tensor
 
 from pclmix import __version__
+from pclmix.config import planned_steps
+from pclmix.data.batch import mixed_supervision
 from pclmix.data.habits import Habits, classes_with, override_habits
-from pclmix.data.mixed import mixed_supervision
 from pclmix.data.store import Store
 from pclmix.errors import PclmixError
 from pclmix.io.files import sweep
 from pclmix.methods.base import Method, build_method
-from pclmix.nets.batchnorm import synchronise_batchnorm
 from pclmix.nets.segmenter import Segmenter
 from pclmix.nets.weights import load_encoder_weights
 from pclmix.training import rounds
@@ -38,24 +38,25 @@ from pclmix.training.checkpoint import (
 )
 from pclmix.training.feed import Feed
 from pclmix.training.finetune import load_start
-from pclmix.training.log import CONFIG, ENVIRONMENT, METRICS, RUN, Display, MetricLog, start_run, write_status
+from pclmix.training.log import CONFIG, ENVIRONMENT, METRICS, RUN, Display, MetricLog, duration, start_run, write_status
 from pclmix.training.optim import WeightAverage, learning_rate, load_optimizer, make_optimizer
-from pclmix.training.parallel import Process, from_rank_0, gather_objects, largest
+from pclmix.training.parallel import Process, from_rank_0, gather_objects, largest, synchronise_batchnorm
 from pclmix.training.plan import Plan
 from pclmix.training.prepare import Prepared
+from pclmix.training.probe import use_plain_kernels_if_fused_disagree
 from pclmix.training.scores import CASES, EXAMPLES, scribble_scores, seconds_needed, write_results
-from pclmix.training.selfcheck import use_plain_kernels_if_fused_disagree
 from pclmix.training.step import Gradients, TrainStep
 
-_TO_SAVE = 4.0  # seconds for the checkpoint and the pictures of a run,
-_SLOW = 0.25  # and this share of what the start took: a machine that starts slowly also ends slowly
+_TO_SAVE = 4.0  # seconds reserved for the checkpoint and the figures of a run,
+_SLOW = 0.25  # plus this share of the start-up time
+_TIMED, _LONG = 2, 600.0  # steps timed on a CPU, and seconds above which the duration is printed
 
 
 class Trainer:
     """One method, its optimiser and its data on a device. `run` trains into the run folder."""
 
     def __init__(self, plan: Plan, data: Prepared, process: Process, console: Console) -> None:
-        """Build all that a step needs, from the plan's checkpoint where there is one. Nothing is written."""
+        """Build everything that a step needs, from the plan's checkpoint if there is one. Writes nothing."""
         self.plan, self.data, self.process, self.console, self.config = plan, data, process, console, plan.config
         checkpoint = plan.checkpoint
         self.steps, self.seconds = (checkpoint.step, checkpoint.seconds) if checkpoint else (0, 0.0)
@@ -66,11 +67,11 @@ class Trainer:
         self._begin(labels, checkpoint)
 
     def _begin(self, labels: rounds.Labelling | None, checkpoint: Checkpoint | None = None) -> None:
-        """Build what the steps of this round need; further rounds train on `labels`."""
+        """Build networks, optimiser and step of this round; further rounds train on `labels`."""
         device, process, data = self.process.device, self.process, self.data
         config = self.settings = self.config.of_round(self.round.number)
         store = data.train if labels is None else rounds.with_labels(data.train, labels)
-        torch.manual_seed(config.seed)  # every rank builds the same networks
+        torch.manual_seed(config.seed)  # the same networks on every rank
         self.method = self._build(checkpoint)
         torch.manual_seed(config.seed + 1_000_003 * process.rank)  # dropout differs between ranks
         self.generator = torch.Generator(device).manual_seed(config.seed + 7 + 1_000_003 * process.rank)
@@ -91,7 +92,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """t/T of this round, or the share of its time where there is a budget."""
+        """t/T of this round, or the elapsed share of its time budget."""
         if self.config.engine.seconds is None:
             return (self.steps - self.round.begins) / self.settings.engine.iterations
         since = self.round.since
@@ -110,21 +111,21 @@ class Trainer:
                 self.save()
             finished = self.progress >= 1.0 and self.round.number == self.config.rounds.count
             if self.process.first and finished:
-                write_results(self.plan.out, self.plan.dataset.labels, self.data.train, self.process.device)
+                write_results(self.plan.out, self.plan.dataset, self.data.train, self.process.device)
         if self.process.first:
             status = "finished" if finished else "interrupted"
             write_status(self.plan.out, status=status, step=self.steps, seconds=round(self.seconds, 3))
         return finished
 
     def close(self) -> None:
-        """Free what the steps of a round need on the device."""
+        """Free the device memory of a round."""
         self.step.close()
         gc.collect()
         if self.process.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _fit_minutes(self) -> None:
-        """Give the steps what is left of the minutes asked for, less what the end of a run takes."""
+        """Set the time budget: the remaining minutes less the time to finish."""
         if self.plan.minutes is None:
             return
         spent = time.time() - self.plan.request.started
@@ -135,16 +136,18 @@ class Trainer:
         self.config = self.config.model_copy(update={"engine": engine})
 
     def _next_round(self, started: float) -> None:
-        """Straightened predictions of this round's network for the training slices, and a fresh one to learn them."""
+        """Predict and correct labels of the training slices, and build a fresh network to train on them."""
         plan, device, number = self.plan, self.process.device, self.round.number + 1
-        net = build_net(self.checkpoint()) if self.process.first else None  # before what holds its weights goes
+        net = build_net(self.checkpoint()) if self.process.first else None  # before its weights are released
         del self.optimizer, self.average, self.method
         self.close()
 
         def make() -> rounds.Labelling:
             assert net is not None
             bf16 = device.type == "cuda" and self.config.engine.precision == "bf16"
-            made = rounds.make_labels(net, self.data.train, self._habits(), plan.dataset.labels, device, bf16)
+            made = rounds.make_labels(
+                net, self.data.train, self._habits(), plan.dataset.labels, device, bf16, self.config.rounds
+            )
             rounds.write_labels(plan.out, number, made)
             return made
 
@@ -155,7 +158,7 @@ class Trainer:
         self._begin(labels)
 
     def _shared(self, make: Callable[[], rounds.Labelling]) -> rounds.Labelling:
-        """Labels that rank 0 has or makes, on every rank."""
+        """Labels of rank 0, read or made there, on every rank."""
         images = self.data.train.images
         labels = make() if self.process.first else np.zeros((len(images), *images.shape[2:]), np.uint8)
         return from_rank_0(torch.from_numpy(labels)).numpy()
@@ -164,10 +167,10 @@ class Trainer:
         return override_habits({}, self.config.habits, self.plan.dataset.labels)
 
     def _loop(self, started: float, signals: list[int]) -> bool:
-        """Train this round, on a clock that began at `started`; whether a signal asks to stop."""
+        """Train this round; the clock started at `started`. Returns whether a signal asks to stop."""
         engine, first, number = self.config.engine, self.process.first, self.round.number
         stop = self._agree(started, signals)
-        logged = self.steps, self.seconds
+        logged = since = self.steps, self.seconds
         metrics = closing(MetricLog(self.plan.out, self.steps)) if first else nullcontext()
         of = f", round {number}/{self.config.rounds.count}" if self.config.rounds.count > 1 else ""
         with Display(f"{self.config.method}{of}", self.console, quiet=not first) as display, metrics as log:
@@ -175,11 +178,13 @@ class Trainer:
                 self.step(self.steps - self.round.begins, self.progress)
                 self.steps += 1
                 stop = self._agree(started, signals)
+                if self.steps == since[0] + _TIMED and engine.seconds is None and self.process.device.type == "cpu":
+                    self._say_time((self.seconds - since[1]) / _TIMED)
                 over = self.progress >= 1.0
                 save = self.steps % engine.save_every == 0
                 keep = engine.keep_every > 0 and self.steps % engine.keep_every == 0
                 if self.steps % engine.log_every == 0 or save or keep or over:
-                    values = self.step.read()  # waits for the device, so that the clock below counts its work
+                    values = self.step.read()  # waits for the device, so that the clock includes its work
                     self.step.require_finite()
                     stop = self._agree(started, signals)
                     rate = (self.steps - logged[0]) / max(self.seconds - logged[1], 1e-9)
@@ -196,8 +201,16 @@ class Trainer:
                         save_snapshot(self.plan.out, self.checkpoint(), self.method.inference_nets)
         return stop
 
+    def _say_time(self, step: float) -> None:
+        """Print how long a training by steps takes, if long; the first metrics may be many steps away."""
+        left = step * (planned_steps(self.config.model_dump()) - self.steps)
+        if left > _LONG and self.process.first:
+            text = f"about {duration(left)} at {step:.1f} s per step. To limit it, give --minutes; without --recipe, "
+            text += "settings are planned for this device"
+            self.console.print(text, highlight=False, soft_wrap=True)
+
     def _agree(self, started: float, signals: list[int]) -> bool:
-        """One clock and one decision to stop for all ranks: otherwise they would end at different steps."""
+        """Common clock and stop decision of all ranks, so that they end at the same step."""
         self.seconds, stop = largest([time.perf_counter() - started, float(len(signals))])
         return stop > 0
 
@@ -235,7 +248,7 @@ class Trainer:
         )
 
     def _build(self, checkpoint: Checkpoint | None) -> Method:
-        """The networks on the device in their memory layout, with the weights to start from."""
+        """The networks on the device in their memory layout, with initial weights."""
         config, dataset = self.settings, self.plan.dataset
         method = build_method(config, len(dataset.channels), dataset.labels.count, len(self.data.train))
         if checkpoint is not None:
@@ -253,7 +266,7 @@ class Trainer:
         return method
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint: optimiser, weight average and random generators; `_build` has the weights."""
+        """Restore optimiser, weight average and random generators from a checkpoint; `_build` restores the weights."""
         if checkpoint.optimizer is None or checkpoint.random is None:
             raise PclmixError(f"{self.plan.out / LAST} is a snapshot, which cannot be resumed")
         load_optimizer(self.optimizer, checkpoint.optimizer)
@@ -273,7 +286,7 @@ class Trainer:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Describe the run in its folder, and say there if it fails."""
+        """Write the run's description, and its status if it fails."""
         out, dataset = self.plan.out, self.plan.dataset
         if not self.process.first:
             yield
@@ -288,7 +301,7 @@ class Trainer:
         try:
             yield
         except PclmixError as error:
-            with suppress(PclmixError):  # a full disk has been reported already
+            with suppress(PclmixError):  # a full disk is already reported
                 write_status(out, status="failed", step=self.steps, reason=str(error))
             raise
 
@@ -300,7 +313,7 @@ def _spacings(store: Store) -> Spacings:
 
 @contextmanager
 def stop_on_signal() -> Iterator[list[int]]:
-    """A list that stays empty until Ctrl-C or SIGTERM: the loop then ends after the step it is in."""
+    """A list that is empty until Ctrl-C or SIGTERM; the loop then ends after its current step."""
     seen: list[int] = []
     previous = {}
     for number in (signal.SIGINT, signal.SIGTERM):
