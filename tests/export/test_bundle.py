@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pclmix.cli import app
 from pclmix.errors import PclmixError
-from pclmix.export.card import PURPOSE
+from pclmix.export.bundle import PURPOSE
 from pclmix.inference import load
 from pclmix.io.volume import read_labels
 
@@ -52,7 +52,7 @@ def test_a_missing_library_is_named_before_the_export(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_it_says_of_itself(bundle: Path) -> None:
+def test_bundle_metadata(bundle: Path) -> None:
     assert PURPOSE in (bundle / "docs" / "MODEL.md").read_text()
     metadata = json.loads((bundle / "configs" / "metadata.json").read_text())
     for key in ("version", "monai_version", "pytorch_version", "numpy_version", "task", "network_data_format"):
@@ -65,7 +65,7 @@ def test_what_it_says_of_itself(bundle: Path) -> None:
     assert "RV, Myo, LV" in (bundle / "docs" / "README.md").read_text()
 
 
-def test_what_is_refused(bundle: Path, lively_model: Path, tmp_path: Path) -> None:
+def test_invalid_exports_are_refused(bundle: Path, lively_model: Path, tmp_path: Path) -> None:
     for words, *arguments in (
         ("exists already", str(bundle)),
         ("without an ending", str(tmp_path / "a.onnx")),

@@ -16,14 +16,12 @@ from typer.testing import CliRunner
 
 from pclmix.cli import app
 from pclmix.errors import PclmixError
-from pclmix.export.compare import compare, overlap, pooled_dice
-from pclmix.export.onnx import export_onnx, trace
-from pclmix.export.quantise import last_convolutions
-from pclmix.export.samples import SLICES, find_samples
+from pclmix.export.compare import SLICES, compare, find_samples, overlap, pooled_dice
+from pclmix.export.onnx import export_onnx, last_convolutions, trace
 from pclmix.inference import load
-from pclmix.inference.checkpoint import load as load_model
 from pclmix.inference.files import predict_files
 from pclmix.inference.onnx import open_session
+from pclmix.inference.torch import load as load_model
 from pclmix.io.files import read_json
 from pclmix.io.volume import read_image
 from pclmix.nets.segmenter import build_segmenter
@@ -31,7 +29,7 @@ from pclmix.nets.segmenter import build_segmenter
 
 @pytest.fixture(scope="module")
 def exports(lively_model: Path, phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One file of each precision. The model is hardly trained: what its Dice does is no measure here."""
+    """One file of each precision. The model is hardly trained, so its Dice is not tested."""
     folder = tmp_path_factory.mktemp("exports")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pclmix.export.compare.DICE_POINTS", 100.0)
@@ -101,7 +99,7 @@ def test_batch_and_size_are_free(exports: dict[str, Path]) -> None:
             assert session.run(None, {"image": image})[0].shape == (shape[0], 4, *shape[2:])
 
 
-def test_the_command_line_predicts_with_it(exports: dict[str, Path], phantom_dataset: Path, tmp_path: Path) -> None:
+def test_command_predicts_with_an_export(exports: dict[str, Path], phantom_dataset: Path, tmp_path: Path) -> None:
     arguments = ["predict", str(exports["fp32"]), str(phantom_dataset), str(tmp_path / "out"), "--fold", "1"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
@@ -148,7 +146,7 @@ def test_an_export_that_differs_is_not_kept(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_refused(exports: dict[str, Path], tiny_run: Path, tmp_path: Path) -> None:
+def test_invalid_exports_are_refused(exports: dict[str, Path], tiny_run: Path, tmp_path: Path) -> None:
     def attempt(words: str, *arguments: str) -> None:
         done = CliRunner().invoke(app, ["export", str(tiny_run), *arguments])
         assert isinstance(done.exception, PclmixError), done.output
@@ -203,6 +201,8 @@ def test_other_onnx_files_are_refused(exports: dict[str, Path], tmp_path: Path) 
         ("temperature", None),
         ("temperature", "1"),
         ("temperature", True),
+        ("temperature", 10**400),
+        ("size", [10**9, 10**9]),
         ("size", [0, 0]),
         ("size", [64]),
         ("size", [64.0, 64.0]),
@@ -247,7 +247,7 @@ def test_metadata_that_is_not_json_is_refused(exports: dict[str, Path], tmp_path
 def test_weights_that_are_not_finite_are_refused(
     exports: dict[str, Path], tmp_path: Path, which: int, value: float
 ) -> None:
-    """One such weight turns every pixel into background, or some, without an error anywhere."""
+    """One such weight makes all or some pixels background, without an error."""
     content = onnx.load(str(exports["fp32"]))
     tensors = [t for t in content.graph.initializer if len(t.dims) == 4]
     array = onnx.numpy_helper.to_array(tensors[which]).copy()
@@ -295,7 +295,7 @@ def test_pooled_dice() -> None:
 
 
 def test_a_huge_volume_is_streamed(exports: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prepared slices of a volume are never all in memory: here they would be forty times its own size."""
+    """Prepared slices of a volume are never all in memory: here they would have forty times its size."""
     import tracemalloc
 
     import nibabel as nib

@@ -1,4 +1,4 @@
-"""Golden predictions: a small model of the phantom, one image, and what the model said of it when it was made.
+"""Golden predictions: a small model of the phantom, one image, and its stored prediction.
 
 `python tests/golden/golden.py` trains the model again and writes all files anew, in about two minutes. Do so only when
 a change is meant to change predictions, and say so in the commit.
@@ -22,9 +22,8 @@ from pclmix.export.onnx import export_onnx
 from pclmix.inference import load
 from pclmix.labels import Labels
 from pclmix.methods.base import require_fitting
-from pclmix.nets.resnet import BASIC, DEPTHS, Depth, ResNetEncoder
+from pclmix.nets.cnn import BASIC, DEPTHS, Depth, ResNetEncoder, UNetDecoder
 from pclmix.nets.segmenter import NETS, Net
-from pclmix.nets.unet import UNetDecoder
 from pclmix.synth.phantom import make_phantom
 from pclmix.training.checkpoint import Checkpoint, Spacings, TrainedOn, load_checkpoint, trained_state
 from pclmix.training.request import TrainRequest
@@ -45,7 +44,7 @@ def register() -> None:
 
 
 def checkpoint_file(folder: Path) -> Path:
-    """The weights as a checkpoint of today's format: what is golden are predictions, not a format."""
+    """The weights as a checkpoint of the present format, since predictions are tested, not the format."""
     register()
     config = load_config("demo", "pclmix", SETTINGS)
     spacing = (8.0, 1.5, 1.5)

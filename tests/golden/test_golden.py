@@ -14,7 +14,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
 
 import golden
 from pclmix import metrics
@@ -33,9 +37,12 @@ def expected() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
-def test_predictions_are_those_kept(kind: str, expected: dict[str, np.ndarray], tmp_path: Path) -> None:
+def test_golden_predictions(kind: str, expected: dict[str, np.ndarray], tmp_path: Path) -> None:
     model = golden.checkpoint_file(tmp_path) if kind == "torch" else golden.EXPORT
-    found = golden.predictions(model)
+    require_golden(kind, golden.predictions(model), expected)
+
+
+def require_golden(kind: str, found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     for key in ("labels", "flip"):
         assert (found[key] != expected[f"{kind}_{key}"]).mean() <= DIFFERENT, key
     apart = np.abs(found["entropy"].astype(int) - expected[f"{kind}_entropy"])
@@ -43,8 +50,39 @@ def test_predictions_are_those_kept(kind: str, expected: dict[str, np.ndarray], 
     np.testing.assert_allclose(found["figures"], expected[f"{kind}_figures"], rtol=1e-3)
 
 
+def as_tf32(x: Tensor | None) -> Tensor | None:
+    """With a mantissa of 10 bits, as GPUs round where torch allows it."""
+    return None if x is None else (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("change", ["TF32", "weights", "resize"])
+def test_small_changes_are_noticed(
+    change: str, expected: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an upgrade could do: convolutions in TF32 (torch), other weights after loading or another resize (ONNX)."""
+    kind, model = "onnx", tmp_path / "changed.onnx"
+    if change == "TF32":
+        kind, model, plain = "torch", golden.checkpoint_file(tmp_path), nn.Conv2d._conv_forward
+        rounded = lambda conv, x, w, b: plain(conv, as_tf32(x), as_tf32(w), b)  # noqa: E731
+        monkeypatch.setattr(nn.Conv2d, "_conv_forward", rounded)
+    else:
+        content, rng = onnx.load(str(golden.EXPORT)), np.random.default_rng(0)
+        for tensor in content.graph.initializer:
+            array = numpy_helper.to_array(tensor)
+            if change == "weights" and array.ndim == 4:
+                noise = 1 + 0.003 * rng.standard_normal(array.shape)
+                tensor.CopyFrom(numpy_helper.from_array((array * noise).astype(array.dtype), tensor.name))
+        modes = [a for node in content.graph.node if node.op_type == "Resize" for a in node.attribute]
+        for attribute in modes:
+            if change == "resize" and attribute.name == "coordinate_transformation_mode":
+                attribute.s = b"align_corners"
+        onnx.save(content, str(model))
+    with pytest.raises(AssertionError):
+        require_golden(kind, golden.predictions(model), expected)
+
+
 def test_the_runtime_predicts_the_same(expected: dict[str, np.ndarray], tmp_path: Path) -> None:
-    """Its modules as its build takes them over, in a process that has neither pclmix nor torch."""
+    """The modules of its build, in a process that has neither pclmix nor torch."""
     package = tmp_path / "pclmix_runtime"
     tree = ast.parse((RUNTIME / "hatch_build.py").read_text(encoding="utf-8"))
     wanted = [n for n in tree.body if isinstance(n, ast.Assign | ast.FunctionDef)]
@@ -70,7 +108,7 @@ def test_the_runtime_predicts_the_same(expected: dict[str, np.ndarray], tmp_path
     assert float(row[1]) == pytest.approx(expected["onnx_figures"][0], rel=1e-3)
 
 
-def test_golden_labels_are_worth_keeping(expected: dict[str, np.ndarray]) -> None:
+def test_golden_labels_contain_every_class(expected: dict[str, np.ndarray]) -> None:
     """All classes are there, mostly in the right place, and every way to predict agrees."""
     reference, labels = expected["reference"], expected["torch_labels"]
     for k in (1, 2, 3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -95,7 +96,47 @@ def test_channels_of_one_case(tmp_path: Path) -> None:
     assert "2 channels found, 3 needed" in too_few.bad["a_01"]
 
 
-def test_a_number_is_a_channel_only_beside_a_channel_0000(tmp_path: Path) -> None:
+def test_a_list_of_files(tmp_path: Path) -> None:
+    write(tmp_path / "one" / "a.nii.gz")
+    for channel in (0, 1):
+        write(tmp_path / "two" / f"b_{channel:04d}.nii.gz", seed=channel)
+        write(tmp_path / "two" / f"c_{channel:04d}.nii.gz", seed=channel)
+    given = tmp_path / "list.txt"
+    lines = ["one/a.nii.gz", "", "one/lost.nii.gz", "one/a.nii.gz", "two/b_0000.nii.gz"]
+    given.write_text("\n".join([*lines, *(str(tmp_path / "two" / f"c_{k:04d}.nii.gz") for k in (1, 0))]))
+    outcome = predict_files(made(2), given, tmp_path / "out")
+    assert outcome.done == ["b", "c"]  # a path starts at the list's folder; channel 0000 stands for the others
+    assert sorted(outcome.bad) == ["a", "lost"]
+    assert str(tmp_path / "one" / "lost.nii.gz") in outcome.bad["lost"]
+    whole = predict_files(made(2), tmp_path / "two", tmp_path / "folder")
+    assert whole.done == ["b", "c"]
+    for case in ("b", "c"):
+        paths = [tmp_path / folder / f"{case}.nii.gz" for folder in ("out", "folder")]
+        np.testing.assert_array_equal(*(read_labels(path)[0] for path in paths))
+
+
+@pytest.mark.parametrize(
+    ("lines", "out", "named"),
+    [
+        (b"one/a.nii.gz\ntwo/a.nii.gz\n", "out", "two/a.nii.gz"),
+        (b"one/a.nii.gz\n", "one", "one"),
+        (b"\n \n", "out", "list.txt"),
+        (b"\xff\xfe\x00", "out", "list.txt"),
+        (b"one/a.nii.gz\n", "file.nii.gz", "file.nii.gz"),
+    ],
+)
+def test_refuses_lists_with_one_message(tmp_path: Path, lines: bytes, out: str, named: str) -> None:
+    for folder in ("one", "two"):
+        write(tmp_path / folder / "a.nii.gz")
+    (tmp_path / "file.nii.gz").write_bytes(b"")
+    (tmp_path / "list.txt").write_bytes(lines)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(PclmixError, match=re.escape(named)):
+        predict_files(made(), tmp_path / "list.txt", tmp_path / out)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_number_is_a_channel_if_0000_exists(tmp_path: Path) -> None:
     for name in ("scan_0001", "scan_0002", "other_0000"):
         write(tmp_path / "in" / f"{name}.nii.gz")
     outcome = predict_files(made(), tmp_path / "in", tmp_path / "out")
@@ -145,8 +186,8 @@ def test_bad_images_leave_no_files(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note.txt"]
 
 
-def test_killed_between_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where prediction.json is, labels.txt is; unfinished files are nobody's case and go after an hour."""
+def test_resumes_when_killed_between_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """prediction.json and labels.txt are written together; unfinished files are no cases and removed after an hour."""
     source = write(tmp_path / "in" / "case.nii.gz").parent
     import pclmix.inference.files as module
 
@@ -155,7 +196,7 @@ def test_killed_between_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as context:
         context.setattr(module, "write_json", killed)
-        context.setattr(module._Record, "undo", lambda _: None)  # a killed process tidies nothing
+        context.setattr(module._Record, "undo", lambda _: None)  # killed: no clean-up
         with pytest.raises(SystemExit):
             predict_files(made(), source, tmp_path / "out", uncertainty=True)
     assert not (tmp_path / "out" / RECORD).exists()
@@ -182,6 +223,15 @@ def test_predicted_pictures_are_visible_and_read_back_equal(tmp_path: Path) -> N
     for k, colour in enumerate(LABELS.colours()):
         assert (shown[array == k] == list(bytes.fromhex(colour[1:]))).all()
     np.testing.assert_array_equal(read_labels(tmp_path / "out" / "a_01.png")[0][0], array)
+
+
+def test_the_labels_of_a_photo_are_png(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (14, 18)).astype(np.uint8)).save(tmp_path / "in/a.jpg")
+    predict_files(made(), tmp_path / "in", tmp_path / "out").require_good()
+    predict_files(made(), tmp_path / "in" / "a.jpg", tmp_path / "one").require_good()
+    for folder in ("out", "one"):
+        assert read_labels(tmp_path / folder / "a.png")[0].shape == (1, 14, 18)
 
 
 def test_the_uncertainty_of_pictures_needs_no_other_library(tmp_path: Path) -> None:
@@ -265,8 +315,8 @@ def test_inputs_refused(tmp_path: Path, phantom_dataset: Path) -> None:
     root = picture_dataset(tmp_path / "set")
     attempt("fold 4 does not exist", root, fold=4)
     attempt("is a file; OUT must be a folder", root, scan)
-    (tmp_path / "notes.txt").write_text("")
-    attempt("unknown file ending", tmp_path / "notes.txt")
+    (tmp_path / "notes.md").write_text("")
+    attempt("unknown file ending", tmp_path / "notes.md")
     shutil.copy(scan, root / "imagesTr" / "a_01.nii.gz")
     attempt("both case 'a_01'", root / "imagesTr")
     with pytest.raises(PclmixError, match="the model takes 2 channel"):
@@ -282,8 +332,8 @@ def test_a_file_that_cannot_be_written_leaves_no_folder(tmp_path: Path, name: st
     assert not (tmp_path / "new").exists()
 
 
-def test_memory_is_bounded_by_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No case is read before those well ahead of it have been through the network."""
+def test_memory_is_bounded_by_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No case is read before the earlier ones, except a few, have been predicted."""
     for k in range(12):
         write(tmp_path / "in" / f"case{k:02d}.nii.gz", seed=k)
     predictor = made()

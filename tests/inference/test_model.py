@@ -16,16 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pclmix
-from pclmix.data.components import largest_component
 from pclmix.data.preprocess import Preprocessing, intensity_range
 from pclmix.errors import PclmixError
 from pclmix.inference import About, load
 from pclmix.inference.torch import TorchPredictor
 from pclmix.io.volume import read_image
-from pclmix.labels import Labels
+from pclmix.labels import Labels, largest_component
 from pclmix.methods.base import build_method
-from pclmix.nets.dual import forward_dual
-from pclmix.nets.resnet import ResNetEncoder
+from pclmix.nets.cnn import ResNetEncoder
+from pclmix.nets.swin import forward_dual
 from pclmix.nets.weights import load_encoder_weights
 from pclmix.training.checkpoint import LAST, PREVIOUS, load_checkpoint, trained_state
 
@@ -79,7 +78,7 @@ def test_no_transformer_is_imported_or_built(tiny_run: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tiny_run)], check=True)
 
 
-def test_a_predictor_knows_its_task(tiny_run: Path, predictor: TorchPredictor) -> None:
+def test_predictor_attributes(tiny_run: Path, predictor: TorchPredictor) -> None:
     about = predictor.about
     assert about.labels.names == ("background", "RV", "Myo", "LV")
     assert about.channels == ("MRI",)
@@ -186,8 +185,8 @@ def test_labels_have_the_spatial_shape_of_the_image(
     assert model.probabilities(image).shape == (*spatial[:-2], 3, *spatial[-2:])
 
 
-def test_the_same_picture_in_every_form() -> None:
-    """Channels are told from slices: each form of one picture gives the same labels."""
+def test_array_shapes_give_the_same_labels() -> None:
+    """Channels and slices are distinguished: each form of one picture gives the same labels."""
     colour = np.random.default_rng(0).random((30, 20, 3))
     model = made_of(Threshold(), channels=3)
     expected = model.predict(np.moveaxis(colour, -1, 0)[:, None])[0]
@@ -226,12 +225,27 @@ def test_a_path_is_an_image(tmp_path: Path, predictor: TorchPredictor, phantom_d
         ((0, 8, 8), 1, "empty"),
     ],
 )
-def test_shapes_refused_with_the_way_out(shape: tuple[int, ...], channels: int, way_out: str) -> None:
+def test_invalid_shapes_are_refused(shape: tuple[int, ...], channels: int, way_out: str) -> None:
     with pytest.raises(PclmixError, match=re.escape(way_out)):
         made_of(Threshold(), channels=channels).predict(np.random.default_rng(0).random(shape))
 
 
-@pytest.mark.parametrize("image", [np.full((1, 8, 8), np.nan), np.zeros((1, 8, 8), dtype=complex), [["a"]]])
+@pytest.mark.parametrize(("ending", "factor"), [("head.weight", 1e300), ("running_var", -1.0), ("head.bias", 1e300)])
+def test_weights_that_give_nan_are_refused(tiny_run: Path, tmp_path: Path, ending: str, factor: float) -> None:
+    """Each value is finite as stored: it overflows as float32, or a variance is below 0."""
+    content = torch.load(tiny_run / "last.ckpt", weights_only=True)
+    name = next(n for n in content["method"] if n.startswith("net.") and n.endswith(ending))
+    content["method"][name] = torch.full_like(content["method"][name], factor, dtype=torch.float64)
+    torch.save({**content, "average": None}, tmp_path / "changed.ckpt")
+    with pytest.raises(PclmixError, match=r"changed\.ckpt.*(NaN|infinity)"):
+        load(tmp_path / "changed.ckpt", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "image",
+    [np.full((1, 8, 8), np.nan), np.full((1, 8, 8), 1e35), np.zeros((1, 8, 8), dtype=complex), [["a"]]],
+    ids=["nan", "large", "complex", "text"],
+)
 def test_values_refused(image: Any) -> None:
     with pytest.raises(PclmixError, match="NaN"):
         made_of(Threshold()).predict(image)
@@ -244,9 +258,11 @@ def test_spacings_refused(spacing: tuple[float, ...]) -> None:
 
 
 def test_reprs_are_short(predictor: TorchPredictor, volume: np.ndarray) -> None:
-    for shown in (repr(predictor), repr(predictor.examine(volume))):
+    found = predictor.examine(volume)
+    for shown in (repr(predictor), repr(found), repr(found.quality)):
         assert len(shown) < 200
         assert "\n" not in shown
+    assert predictor.about.trained_on[0] not in repr(predictor.about)
 
 
 @pytest.mark.parametrize("wrong", ["flips", True, None])
@@ -281,8 +297,8 @@ def test_models_refused(tiny_run: Path, tmp_path: Path) -> None:
             load(tiny_run, device="cuda")
 
 
-def test_a_malicious_file_is_refused_without_advice_to_load_it(tmp_path: Path) -> None:
-    """PyTorch's own message says how to run it anyway."""
+def test_malicious_files_are_refused(tmp_path: Path) -> None:
+    """PyTorch's message explains how to disable the check."""
     torch.save({"weights": Path("x")}, tmp_path / "bad.ckpt")
     torch.save({"conv1.weight": Path("x")}, tmp_path / "bad.pth")
     messages = []

@@ -1,4 +1,4 @@
-"""A method that trains several networks: each predicts alone, and all of them together. Weights kept along the way."""
+"""A method that trains several networks: each predicts alone, and all as an ensemble. Snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from pclmix.errors import PclmixError
 from pclmix.inference import load
-from pclmix.inference.checkpoint import load as load_model
+from pclmix.inference.torch import load as load_model
 from pclmix.io.volume import read_image
 from pclmix.nets.segmenter import Ensemble
 from pclmix.training.checkpoint import LAST, SNAPSHOTS, load_checkpoint, save_snapshot

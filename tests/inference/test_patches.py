@@ -41,7 +41,7 @@ class Seen(torch.nn.Module):
 
 
 class Session:
-    """What onnxruntime would be."""
+    """Takes the place of onnxruntime."""
 
     def __init__(self, net: torch.nn.Module) -> None:
         self.net = net

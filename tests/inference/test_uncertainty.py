@@ -18,14 +18,14 @@ from pclmix.cli import app
 from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
 from pclmix.inference.calibrate import Pixels, calibrate, figures, fit, held_out, probabilities
-from pclmix.inference.checkpoint import load
 from pclmix.inference.files import predict_files
-from pclmix.inference.uncertainty import entropy, examine, runner_up
+from pclmix.inference.torch import load
+from pclmix.inference.uncertainty import entropy, examine, runner_up, write_quality, write_tables
 from pclmix.io.files import read_json, write_json
-from pclmix.losses import uncertainty as torch_uncertainty
+from pclmix.losses import unlabelled as torch_uncertainty
 from pclmix.methods.base import build_method
 from pclmix.metrics import evaluate
-from pclmix.nets.dual import forward_dual
+from pclmix.nets.swin import forward_dual
 from pclmix.training.checkpoint import TrainedOn, load_checkpoint, trained_state
 
 
@@ -83,7 +83,7 @@ def test_the_runner_up_equals_a_slow_loop(classes: int, seed: int) -> None:
 
 
 def test_expected_dice_is_right_if_the_probabilities_are() -> None:
-    """References drawn from q have the Dice that q promises, on average."""
+    """References drawn from q have the expected Dice on average."""
     rng = np.random.default_rng(0)
     q = softmax(rng.normal(0, 2, (4, 2, 40, 40)))
     labels = q.argmax(1)
@@ -158,8 +158,9 @@ def test_the_command_writes_maps_and_tables(lively_model: Path, phantom_dataset:
     values = [float(row["certainty"]) for row in quality]
     assert values == sorted(values)
     assert all(0 <= v <= 1 for v in values)
-    errors = [float(row["expected_wrong_pixels"]) for row in slices]
-    assert errors == sorted(errors, reverse=True)
+    images = {path.name[: -len("_0000.nii.gz")]: nib.load(path) for path in (phantom_dataset / "imagesTr").iterdir()}
+    shares = [float(row["expected_wrong_pixels"]) / np.prod(images[row["case"]].shape[:2]) for row in slices]
+    np.testing.assert_array_less(np.diff(shares), 1e-4)  # the table is rounded
     case = quality[0]["case"]
     own = [row["slice"] for row in slices if row["case"] == case]
     assert quality[0]["scribble_next"].split() == own[:3]
@@ -170,6 +171,20 @@ def test_the_command_writes_maps_and_tables(lively_model: Path, phantom_dataset:
     assert map_.shape == image.shape
     assert 0 <= map_.min() <= map_.max() <= np.log(4) + 1e-4
     assert len(evaluate(out, phantom_dataset, fold=1).cases) == 2, "maps and tables are not in the way of evaluation"
+
+
+def test_slices_of_images_of_different_sizes_are_ranked_by_their_share_of_errors(tmp_path: Path) -> None:
+    for case, scale in (("large", 3), ("small", 1)):
+        q = np.full((2, 2, 10 * scale, 10 * scale), 0.5, np.float32)
+        wrong = 40 if case == "small" else 90  # of 100 and of 900 pixels, in the second slice
+        flat = q.reshape(2, 2, -1)
+        flat[1, 0, wrong:], flat[1, 1, wrong:] = 1.0, 0.0
+        flat[0, 0], flat[0, 1] = 1.0, 0.0
+        write_quality(tmp_path, case, examine([(q.argmax(1).astype(np.uint8), q)]).quality)
+    write_tables(tmp_path, ["object"])
+    first, second = rows(tmp_path / "slices.csv")[:2]
+    assert [(first["case"], first["slice"]), (second["case"], second["slice"])] == [("small", "1"), ("large", "1")]
+    assert float(first["expected_wrong_pixels"]) < float(second["expected_wrong_pixels"])
 
 
 def test_uncertainty_needs_a_folder(lively_model: Path, phantom_dataset: Path, tmp_path: Path) -> None:
@@ -226,7 +241,7 @@ def test_a_calibrated_run(run: Path, phantom_dataset: Path, tmp_path: Path) -> N
     assert load(run, device="cpu").about.temperature == 1.0, "trained on since: the temperature is of other weights"
 
 
-@pytest.mark.parametrize("temperature", [float("nan"), 0, -1, "2", [1.0], True])
+@pytest.mark.parametrize("temperature", [float("nan"), 0, -1, "2", [1.0], True, 10**400])
 def test_an_invalid_temperature_is_refused(run: Path, temperature: object) -> None:
     identity = load(run, device="cpu").about.identity
     write_json(run / "calibration.json", {"identity": identity, "temperature": temperature})

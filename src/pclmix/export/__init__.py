@@ -1,1 +1,1 @@
-"""Trained models for other programs: ONNX files and MONAI bundles, each run and compared before it is kept."""
+"""Export to ONNX files and MONAI bundles. Each export is run and compared with the original before it is kept."""

@@ -1,29 +1,127 @@
-"""ONNX export: one self-describing file, run by onnxruntime and compared with the original before it is kept."""
+"""ONNX export: one self-describing file, optionally int8, compared with the original before it is kept.
+
+int8 is static quantisation, calibrated on the user's images. Weights are signed and scaled per channel, activations
+unsigned: the pair that VNNI multiplies.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pclmix import __version__
+from pclmix.data.preprocess import windows
 from pclmix.errors import PclmixError, need_extra
-from pclmix.export.card import Card, checkpoint_card, markdown
-from pclmix.export.compare import Difference, compare
-from pclmix.export.quantise import SCHEMES, quantise, quiet
-from pclmix.export.samples import Sample, find_samples
+from pclmix.export.bundle import Card, checkpoint_card, markdown
+from pclmix.export.compare import Difference, Sample, compare, find_samples
 from pclmix.inference import load
 from pclmix.inference.onnx import INPUT, OUTPUT, describe, load_onnx
 from pclmix.inference.predictor import Predictor
 from pclmix.io.files import atomic_path, require_new_file, write_json
 from pclmix.nets.segmenter import Segmenter, fold_batchnorm
 from pclmix.training.checkpoint import build_net, open_model
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How activation ranges are measured, and which convolutions stay in float32 for accuracy."""
+
+    name: str
+    percentile: float | None  #: None: lowest and highest value seen
+    floats: int  #: convolutions left in float32, counted from the output
+
+
+#: Tried in this order until one is close enough. The last convolution is cheap and decides the label: never int8.
+SCHEMES = (
+    Scheme("min-max", None, 1),
+    Scheme("99.999 percentile", 99.999, 1),
+    Scheme("min-max, last two stages in float32", None, 5),
+)
+
+
+def quantise(source: Path, target: Path, scheme: Scheme, predictor: Predictor, samples: Sequence[Sample]) -> None:
+    """Quantise the float32 model `source` to int8, calibrated on `samples`."""
+    import onnx
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    extra: dict[str, Any] = {} if scheme.percentile is None else {"CalibPercentile": scheme.percentile}
+    method = CalibrationMethod.MinMax if scheme.percentile is None else CalibrationMethod.Percentile
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        prepared = Path(folder) / "prepared.onnx"
+        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+        quantize_static(
+            str(prepared),
+            str(target),
+            _Reader(predictor, samples),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=last_convolutions(onnx.load(str(prepared)).graph, scheme.floats),
+            calibrate_method=method,
+            extra_options=extra,
+        )
+
+
+def last_convolutions(graph: Any, count: int) -> list[str]:
+    """Names of the nodes from the output back to the `count`-th last convolution."""
+    names: list[str] = []
+    convolutions = 0
+    assert graph.output[0].name == OUTPUT
+    for node in reversed(graph.node):  # nodes are stored in the order of execution
+        names.append(node.name)
+        convolutions += node.op_type == "Conv"
+        if convolutions == count:
+            break
+    return names
+
+
+class _Reader:
+    """Calibration data reader: prepared slices, one at a time."""
+
+    def __init__(self, predictor: Predictor, samples: Sequence[Sample]) -> None:
+        self.slices = self._each(predictor, samples)
+
+    @staticmethod
+    def _each(predictor: Predictor, samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+        for sample in samples:
+            for batch in predictor.batches(sample.image):
+                h, w = predictor.about.seen
+                for top, left in windows((batch.shape[2], batch.shape[3]), (h, w)):
+                    for one in batch[..., top : top + h, left : left + w]:
+                        yield {INPUT: np.ascontiguousarray(one[None])}
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self.slices, None)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the output of torch's and onnxruntime's exporters."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
 
 ExportPrecision = Literal["fp32", "fp16", "int8"]
 OPSET = 20
@@ -34,9 +132,9 @@ def export_onnx(
 ) -> dict[str, Any]:
     """Write MODEL as OUT (.onnx, weights inside, any batch and size), the measured figures as .json and a card as .md.
 
-    `images`, an image, a folder or a dataset, are what the export is compared on (else the phantom) and what int8 is
-    calibrated on; half of them are for either. An export that differs too much is not kept: the figures are in the
-    error. Returns what the .json holds.
+    The export is compared on `images`, an image, a folder or a dataset (default: the phantom). For int8 one half of
+    them is for calibration, the other for the comparison. An export that differs too much is not kept; the error has
+    the figures. Returns the content of the .json.
     """
     model, out = Path(model), Path(out)
     if out.suffix.lower() != ".onnx":
@@ -76,7 +174,8 @@ def export_onnx(
     }
     write_json(figures, report)
     with atomic_path(written) as temporary:
-        temporary.write_text(markdown({**card, "export": {"precision": precision}}, out.stem), encoding="utf-8")
+        exported = {"precision": precision, **difference.rows()}
+        temporary.write_text(markdown({**card, "export": exported}, out.stem), encoding="utf-8")
     return report
 
 
@@ -84,7 +183,7 @@ def trace(net: Segmenter, path: Path, channels: int, *, half: bool = False) -> N
     """Write the network, BatchNorm folded, as ONNX: any batch, sides that are multiples of its coarsest stride."""
     step = net.multiple
     batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
-    example = torch.zeros(2, channels, 2 * step, 3 * step)  # all sizes differ, so that none is taken for another
+    example = torch.zeros(2, channels, 2 * step, 3 * step)  # all sizes differ, so that none is confused with another
     shapes = {INPUT: {0: batch, 2: step * rows, 3: step * columns}}
     with quiet():
         torch.onnx.export(
@@ -131,7 +230,7 @@ def _quantised(original: Predictor, plain: Path, samples: Sequence[Sample], card
 
 
 def _describe(path: Path, original: Predictor, precision: str, card: Card) -> None:
-    """Write the metadata, and remove the exporter's notes, which name source files of this machine."""
+    """Write the metadata, and remove the exporter's notes, which contain local paths."""
     import onnx
 
     content = onnx.load(str(path))

@@ -1,4 +1,4 @@
-"""From a trained model to label maps: `load` a model, then `predict` arrays or `predict_files`."""
+"""Inference: `load` a model, then `predict` arrays or `predict_files`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def load(
 ) -> Predictor:
     """The predictor of MODEL: a run folder, a checkpoint, or a file of `pclmix export`, which needs no torch.
 
-    `precision` defaults to bf16 on a GPU and 32 on a CPU; an exported file has its own. `batch` is the number of
+    `precision` defaults to bf16 on a GPU and 32 on a CPU; an exported file has a fixed one. `batch` is the number of
     slices in one forward pass. `net` selects one network of a method that trains several (TriMix: net, net2, net3), or
-    "ensemble", the mean of their probabilities. `last` loads the last weights where the run kept an average.
+    "ensemble", the mean of their probabilities. `last` loads the last weights instead of the average.
     """
     require_one_of("precision", precision, get_args(Precision))
     if Path(path).suffix.lower() == ".onnx":
@@ -33,6 +33,6 @@ def load(
         if net != "net" or last:
             raise PclmixError(f"{path} holds one network; --net selects among those of a run folder")
         return load_onnx(path, device=device, batch=batch)
-    from pclmix.inference.checkpoint import load as load_checkpoint
+    from pclmix.inference.torch import load as load_checkpoint
 
     return load_checkpoint(path, device=device, precision=precision, batch=batch, net=net, last=last)

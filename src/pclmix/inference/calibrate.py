@@ -13,9 +13,8 @@ from scipy.optimize import minimize_scalar
 
 from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
-from pclmix.inference.checkpoint import CALIBRATION, load
 from pclmix.inference.inputs import require_same_task
-from pclmix.inference.torch import TorchPredictor
+from pclmix.inference.torch import CALIBRATION, TorchPredictor, load
 from pclmix.io.files import atomic_path, write_json
 from pclmix.labels import IGNORE
 from pclmix.training.checkpoint import TrainedOn, open_model

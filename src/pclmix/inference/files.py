@@ -1,4 +1,4 @@
-"""Predict many images: reading, network and writing overlap, so that the slowest of them limits the speed."""
+"""Predict many images; reading, network and writing overlap."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pclmix.errors import PclmixError
 from pclmix.inference.inputs import Job, find_jobs
 from pclmix.inference.predictor import TTA, About, Array, Predictor
 from pclmix.inference.uncertainty import FOLDER, Examined, examine, write_quality, write_tables
-from pclmix.io import dicom, nrrd
+from pclmix.io import dicom
 from pclmix.io.files import atomic_path, read_json, sweep_folder, sweep_leftovers, write_json
-from pclmix.io.volume import Geometry, stem_of, write_map
+from pclmix.io.volume import NRRD_ENDING, Geometry, stem_of, write_map, write_nrrd
 from pclmix.labels import Labels, snap_labels
 
 RECORD, SNAP = "prediction.json", "labels.txt"
 _WORKERS = 2  # threads for reading and for writing: decompressing a volume is slower than predicting it on a GPU
-_AHEAD = 3  # volumes held on either side of the network; this bounds memory
-_PREPARED = 2**26  # bytes of prepared slices that a volume may have waiting; larger ones are prepared as they go
+_AHEAD = 3  # volumes in memory before and after the network
+_PREPARED = 2**26  # bytes of slices prepared ahead per volume; larger volumes are prepared batch by batch
 Also = Literal["slicer", "dicom"]
 Progress = Callable[[int, int], None]
 
@@ -41,7 +41,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Read:
-    """A case that was read: prepared slices in batches, and the grid of its label map."""
+    """A case after reading: prepared slices in batches, and the grid of its label map."""
 
     batches: Iterable[Array]
     geometry: Geometry
@@ -49,7 +49,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Found:
-    """A case that was predicted."""
+    """A case after prediction."""
 
     labels: Array
     examined: Examined | None
@@ -83,7 +83,7 @@ class CaseWork:
         labels = self.predictor.largest(found.labels) if self.choices.largest_component else found.labels
         for kind in self.choices.also:
             _write_also(kind, job, labels, found.geometry, self.predictor.about.labels)
-        # Last: a case counts as done when its labels are there.
+        # Last: a case counts as done when its labels exist.
         self.predictor.write(job.out, labels, found.geometry)
 
 
@@ -98,13 +98,13 @@ def map_path(job: Job) -> Path:
 
 
 def _also_path(kind: Also, job: Job) -> Path:
-    return job.out.with_name(f"{stem_of(job.out)}{nrrd.ENDING if kind == 'slicer' else dicom.ENDING}")
+    return job.out.with_name(f"{stem_of(job.out)}{NRRD_ENDING if kind == 'slicer' else dicom.ENDING}")
 
 
 def _write_also(kind: Also, job: Job, labels: Array, geometry: Geometry, classes: Labels) -> None:
     path = _also_path(kind, job)
     if kind == "slicer":
-        nrrd.write_segmentation(path, labels, geometry, classes)
+        write_nrrd(path, labels, geometry, classes)
     elif not job.images[0].is_dir():
         raise PclmixError(f"{job.images[0]} is not a DICOM series, which --dicom-seg needs")
     else:
@@ -129,10 +129,10 @@ class Outcome:
 
 
 class Archive:
-    """The cases of INPUT, those that OUT lacks, and the record of what OUT holds."""
+    """The cases of INPUT, those missing in OUT, and the record in OUT."""
 
     def __init__(self, about: About, source: Path, out: Path, choices: Choices, fold: int | None) -> None:
-        """Refuses what cannot work before anything is predicted."""
+        """Raises on invalid input before anything is predicted."""
         self.jobs = find_jobs(source, out, channels=about.channels, labels=about.labels, fold=fold)
         self.about, self.choices = about, choices
         self.folder = self.jobs[0].out.parent
@@ -140,8 +140,9 @@ class Archive:
             raise PclmixError(
                 f"--uncertainty writes maps and tables beside the labels: OUT must be a folder, not {out}"
             )
-        if "dicom" in choices.also and not source.is_dir():
-            raise PclmixError(f"--dicom-seg refers to the slices of a DICOM series; {source} is not one")
+        first = self.jobs[0].images[0]
+        if "dicom" in choices.also and not first.is_dir():
+            raise PclmixError(f"--dicom-seg refers to the slices of a DICOM series; {first} is not one")
         self.record = _Record(self.folder if out == self.folder else None, about, choices)
         self.record.require_same()
         self.todo = [job for job in self.jobs if not is_done(job, choices)]
@@ -152,16 +153,16 @@ class Archive:
 
     @property
     def settled(self) -> int:
-        """Cases that nothing more happens to."""
+        """Number of cases that are done or failed."""
         return len(self.outcome.done) + len(self.outcome.skipped) + len(self.outcome.bad)
 
     def tidy(self) -> None:
-        """Remove the record again where there is no label map."""
+        """Remove the record if there is no label map."""
         if not any(job.out.exists() for job in self.jobs):
             self.record.undo()
 
     def finish(self) -> Outcome:
-        """Write the tables over all cases, and remove what killed writers left."""
+        """Write the tables over all cases, and remove temporary files of killed processes."""
         if self.choices.uncertainty and (self.outcome.done or self.outcome.skipped):
             write_tables(self.folder, self.about.labels.foreground)
         for folder in (self.folder, self.folder / FOLDER):
@@ -181,7 +182,7 @@ def predict_files(
     also: Sequence[Also] = (),
     progress: Progress | None = None,
 ) -> Outcome:
-    """Predict INPUT (a file, a folder or a dataset) into OUT; cases that OUT holds already are skipped.
+    """Predict INPUT (a file, a folder, a list or a dataset) into OUT; cases that OUT holds already are skipped.
 
     A case that cannot be predicted is listed in the outcome, and the others continue. `uncertainty` adds entropy maps,
     OUT/uncertainty/CASE, and the tables quality.csv and slices.csv. `also` writes the labels in further formats:
@@ -260,7 +261,7 @@ class _Record:
             "largest_component": choices.largest_component,
             "version": __version__,
         }
-        self._made: list[Path] = []  # files and folders that were not there before, in the order they were made
+        self._made: list[Path] = []  # files and folders created here, in order
 
     def require_same(self) -> None:
         """Refuse a folder with predictions of another model or other options: its cases would be skipped."""
@@ -283,7 +284,7 @@ class _Record:
         self._made = [path for path in paths if not path.exists()]
         with atomic_path(self.folder / SNAP) as temporary:
             temporary.write_text(snap_labels(self.labels), encoding="utf-8")
-        write_json(self.folder / RECORD, self.content)  # last: where it is, both are
+        write_json(self.folder / RECORD, self.content)  # last: if it exists, both do
 
     def undo(self) -> None:
         """Remove the files and empty folders that `write` made."""
@@ -293,7 +294,7 @@ class _Record:
 
 
 def _trained_on(source: Path, about: About, jobs: list[Job]) -> int:
-    """Number of a dataset's cases that the model was trained on, whose scores mean nothing."""
+    """Number of a dataset's cases that the model was trained on; their scores are not meaningful."""
     if not (source / "dataset.json").is_file() or Dataset.open(source).name != about.dataset:
         return 0
     return len({job.case for job in jobs} & set(about.trained_on))

@@ -6,14 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pclmix.data.patches import gaussian, slide
-from pclmix.data.preprocess import FLIPS
+from pclmix.data.preprocess import FLIPS, gaussian, slide
 from pclmix.errors import PclmixError, need_extra
 from pclmix.inference.predictor import TTA, About, Array, Predictor, Wanted
 
@@ -21,7 +22,7 @@ INPUT, OUTPUT = "image", "logits"
 PREFIX = "pclmix."  #: of the keys in the file's metadata
 BATCH = {"cuda": 32, "cpu": 4}
 _CUDA = "CUDAExecutionProvider"
-_TRIAL = 64  # side of the image for the test run at loading
+_TRIAL = 64  # side of the image for the test run on loading
 
 
 def load_onnx(path: Path | str, *, device: str = "auto", batch: int | None = None) -> Predictor:
@@ -45,27 +46,31 @@ def open_session(path: Path, device: str = "auto") -> Any:
     if device == "cuda" and not has_cuda:
         raise PclmixError("--device cuda: this onnxruntime has no CUDA; install onnxruntime-gpu or use --device cpu")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised, and need not be printed too
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit():
         options.intra_op_num_threads = int(threads)
     providers = [_CUDA] if has_cuda and device != "cpu" else []
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=[*providers, "CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises exception types of its own
+        with redirect_stdout(StringIO()):  # it prints some errors
+            return onnxruntime.InferenceSession(str(path), options, providers=[*providers, "CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own exception types
         reason = " ".join(str(error).split())[:200]
         raise PclmixError(f"{path} cannot be run by onnxruntime ({reason}); export the model again") from error
 
 
 def describe(about: About, version: str, precision: str, card: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The metadata of an exported file: everything a predictor needs besides the network, and the model card."""
+    """Metadata of an exported file: everything a predictor needs besides the network, and the model card."""
     content = {"version": version, "precision": precision, "model": about.identity, "card": card, **about.to_json()}
     return {PREFIX + key: json.dumps(value) for key, value in content.items()}
 
 
 def read_metadata(path: Path, session: Any) -> dict[str, Any]:
     """The metadata that `describe` wrote, keys without their prefix."""
-    said: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
+    try:
+        said: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
+    except UnicodeDecodeError as error:
+        raise PclmixError(f"{path}: its metadata is not text ({error}); export the model again") from error
     if f"{PREFIX}labels" not in said:
         raise PclmixError(f"{path} is an ONNX file, but not one of `pclmix export`: it has no classes in its metadata")
     try:
@@ -85,18 +90,18 @@ def _about(path: Path, session: Any) -> About:
     if found != (len(about.channels), about.labels.count):
         raise PclmixError(
             f"{path}: the network has {found[0]} channels and {found[1]} classes, its metadata says "
-            f"{len(about.channels)} and {about.labels.count}; was it changed by hand? Export again"
+            f"{len(about.channels)} and {about.labels.count}; was the file edited? Export again"
         )
     return about
 
 
 def _require_working(about: About, session: Any) -> None:
-    """Run the network once on a small image: with NaN weights every pixel would silently become background."""
+    """Run the network once on a small image: NaN weights would silently give background everywhere."""
     height, width = (_TRIAL if side % 32 == 0 else side for side in about.seen)
     image = np.random.default_rng(0).random((1, len(about.channels), height, width), dtype=np.float32)
     try:
         logits = session.run([OUTPUT], {INPUT: image})[0]
-    except Exception as error:  # onnxruntime raises exception types of its own
+    except Exception as error:  # onnxruntime raises its own exception types
         reason = " ".join(str(error).split())[:200]
         raise PclmixError(f"{about.source} cannot be run at {height} x {width} ({reason}); export again") from error
     if not np.isfinite(logits).all():
@@ -113,7 +118,7 @@ class OnnxPredictor(Predictor):
     def _run(self, batches: Iterable[Array], size: tuple[int, int], tta: TTA, wanted: Wanted) -> Iterator[Array]:
         for batch in batches:
             scores = self._flipped(batch) if tta == "flip" else self._forward(batch)
-            # One slice at a time: scores at native size can be many times what the network gave.
+            # One slice at a time: scores at native size can be much larger than the network's output.
             native = self.about.preprocessing.restored
             yield np.stack([self._finish(native(one, size), tta, wanted) for one in scores])
 
@@ -135,7 +140,7 @@ class OnnxPredictor(Predictor):
         return mean
 
     def _finish(self, scores: Array, tta: TTA, wanted: Wanted) -> Array:
-        """One slice's scores (K, H, W) as what is wanted."""
+        """Labels or scores of one slice from its scores (K, H, W)."""
         if wanted == "labels":
             labels: Array = scores.argmax(0).astype(np.uint8 if len(scores) <= 256 else np.int16)
             return labels

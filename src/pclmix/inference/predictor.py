@@ -1,4 +1,4 @@
-"""Predictor: from images of any form to label maps at their own size. Subclasses run the network.
+"""Predictor: images to label maps at native size. Subclasses run the network.
 
 Nothing here needs torch.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,7 +29,8 @@ TTA = Literal["none", "flip"]
 Precision = Literal["auto", "32", "bf16"]
 Wanted = Literal["labels", "probabilities", "logits"]
 SCORES_AT_ONCE = 2**26  #: numbers of (B, K, H, W) held at native size to find labels
-EXAMINED_AT_ONCE = 2**24  #: the same where probabilities are examined, which needs several arrays of that size
+_LARGEST, _SIDE = 1e12, 16384  # of numbers that describe a model, as in a configuration
+EXAMINED_AT_ONCE = 2**24  #: the same when probabilities are examined, which needs several such arrays
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class About:
     size: tuple[int, int]  #: H and W that slices are resized to
     intensity: Intensity
     dataset: str = ""  #: name of the dataset it was trained on
-    trained_on: tuple[str, ...] = ()  #: the cases of it that training saw
-    temperature: float = 1.0  #: logits are divided by it before the softmax; `pclmix calibrate` finds it
+    trained_on: tuple[str, ...] = field(default=(), repr=False)  #: the training cases
+    temperature: float = 1.0  #: divides logits before the softmax; fitted by `pclmix calibrate`
     aspect: Aspect = "stretch"  #: whether slices are padded or stretched to `size`
-    patch: tuple[int, int] | None = None  #: H and W of the sliding window; None: the network sees whole slices
+    patch: tuple[int, int] | None = None  #: H and W of the sliding window; None for whole slices
     window: tuple[float, float] | None = None  #: intensities from 0 to 1, in the unit of the image
 
     def __post_init__(self) -> None:
@@ -54,8 +55,8 @@ class About:
         problem = ""
         if not self.channels or not all(isinstance(name, str) for name in names):
             problem = "its classes, channels, dataset and cases must be names"
-        elif len(self.size) != 2 or not all(type(n) is int and n > 0 for n in self.size):
-            problem = f"size={list(self.size)} must be two whole numbers above 0"
+        elif len(self.size) != 2 or not all(type(n) is int and 0 < n <= _SIDE for n in self.size):
+            problem = f"size={list(self.size)} must be two whole numbers above 0 and at most {_SIDE}"
         elif self.patch is not None and not _fits(self.patch, self.size):
             problem = f"patch={self.patch!r} must be two whole numbers above 0 and at most those of size"
         elif self.intensity not in get_args(Intensity):
@@ -66,8 +67,8 @@ class About:
             problem = f"window={self.window!r} must be two numbers, the smaller one first"
         elif self.aspect not in ("keep", "stretch"):
             problem = f"aspect={self.aspect!r} must be keep or stretch"
-        elif not math.isfinite(self.temperature) or self.temperature <= 0:
-            problem = f"temperature={self.temperature} must be above 0"
+        elif not is_temperature(self.temperature):
+            problem = f"temperature={self.temperature!r} must be a number above 0"
         if problem:
             raise PclmixError(f"{self.source}: {problem}; the file was changed or damaged: train or export again")
 
@@ -112,7 +113,7 @@ class About:
             typed("intensity", str),
             typed("dataset", str),
             tuple(typed("trained_on", list)),
-            float(typed("temperature", float, int)),
+            typed("temperature", float, int),
             typed("aspect", str),
             pair("patch"),
             pair("window"),
@@ -124,12 +125,12 @@ class About:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """H and W of what the network sees at once."""
+        """H and W of the network's input."""
         return self.patch or self.size
 
 
 class Predictor(ABC):
-    """A loaded model. `batch` slices go through the network at once.
+    """A loaded model. `batch` is the number of slices in one forward pass.
 
     Images are arrays (H, W), (H, W, C), (Z, H, W) or (C, Z, H, W) in any intensity unit, or the path of a file or
     DICOM series. Results have the image's spatial shape: (H, W) in, (H, W) out. `spacing`, (z, y, x) in mm, describes
@@ -166,7 +167,7 @@ class Predictor(ABC):
         tta: TTA = "none",
         largest_component: bool = False,
     ) -> Array:
-        """Labels of an image, in its spatial shape. Beside both, memory holds a few batches of slices."""
+        """Labels of an image, in its spatial shape. Besides both, a few batches of slices are in memory."""
         require_one_of("tta", tta, get_args(TTA))
         array, flat = self.open(image, spacing)
         labels = self.label(self.batches(array), _size(array), tta)
@@ -174,7 +175,7 @@ class Predictor(ABC):
         return labels[0] if flat else labels
 
     def probabilities(self, image: Image, spacing: Sequence[float] | None = None, *, tta: TTA = "none") -> Array:
-        """The softmax that labels are the argmax of, (Z, K, H, W) or (K, H, W), float32, calibrated."""
+        """Calibrated softmax, (Z, K, H, W) or (K, H, W), float32. Labels are its argmax."""
         return self._scores(image, spacing, tta, "probabilities")
 
     def logits(self, image: Image, spacing: Sequence[float] | None = None) -> Array:
@@ -194,14 +195,14 @@ class Predictor(ABC):
         self, image: Path | str, out: Path | str, *, tta: TTA = "none", largest_component: bool = False
     ) -> Array:
         """Predict one file (CASE_0000 stands for all its channels), write labels over its grid, return (Z, H, W)."""
-        require_ending(Path(out))  # before predicting
+        require_ending(Path(out))  # fail before predicting
         array, geometry = self.read(channel_files(Path(image), len(self.about.channels))[1])
         labels = self.predict(array, geometry.spacing, tta=tta, largest_component=largest_component)
         self.write(Path(out), labels, geometry)
         return labels
 
     def read(self, paths: Sequence[Path]) -> tuple[Array, Geometry]:
-        """The channels of one image, as many as the model takes."""
+        """The channels of one image, checked against the model."""
         volume = read_images(paths, len(self.about.channels))
         return volume.array, volume.geometry
 
@@ -212,7 +213,7 @@ class Predictor(ABC):
             write_json(path.with_name(f"{stem_of(path)}.json"), {"spacing": list(like.spacing)})
 
     def open(self, image: Image, spacing: Sequence[float] | None = None) -> tuple[Array, bool]:
-        """An image as (C, Z, H, W), and whether it is a picture without the axis Z."""
+        """An image as (C, Z, H, W), and whether it lacks the axis Z."""
         if spacing is not None and (len(spacing) != 3 or not all(math.isfinite(s) and s > 0 for s in spacing)):
             raise PclmixError(f"spacing {tuple(spacing)} must be three lengths in mm, along Z, H, W")
         if isinstance(image, Path | str):
@@ -221,7 +222,7 @@ class Predictor(ABC):
         return array_to_image(image, self.about.channels)
 
     def batches(self, image: Array) -> Iterator[Array]:
-        """The slices (B, C, h, w) of an image (C, Z, H, W) as the network sees them, a batch at a time."""
+        """Preprocessed slices (B, C, h, w) of an image (C, Z, H, W), in batches."""
         limits = intensity_range(image, "volume") if self.about.intensity == "volume" else None
         for first in range(0, image.shape[1], self.batch):
             part = image[:, first : first + self.batch]
@@ -234,7 +235,7 @@ class Predictor(ABC):
     def uncertain_batches(
         self, batches: Iterable[Array], size: tuple[int, int], tta: TTA = "none"
     ) -> Iterator[tuple[Array, Array]]:
-        """For each batch of prepared slices: labels (B, H, W) and the probabilities q (B, K, H, W) to judge them by.
+        """For each batch of prepared slices: labels (B, H, W) and probabilities q (B, K, H, W).
 
         q is equation 6 where the model has both decoders, else the probabilities behind the labels.
         """
@@ -243,7 +244,7 @@ class Predictor(ABC):
             yield q.argmax(1).astype(kind), q
 
     def few(self, batches: Iterable[Array], size: tuple[int, int]) -> Iterator[Array]:
-        """The same slices in batches so small that their scores at native size stay within EXAMINED_AT_ONCE."""
+        """The same slices in batches whose scores at native size stay within EXAMINED_AT_ONCE."""
         count = max(1, EXAMINED_AT_ONCE // (self.about.labels.count * size[0] * size[1]))
         for batch in batches:
             for first in range(0, len(batch), count):
@@ -251,9 +252,9 @@ class Predictor(ABC):
 
     def largest(self, labels: Array) -> Array:
         """The largest 3D component of each class."""
-        # Imported here: SciPy is needed for nothing else, and pclmix-runtime does without it.
+        # Imported here: SciPy is optional in pclmix-runtime.
         try:
-            from pclmix.data.components import largest_component as keep_largest
+            from pclmix.labels import largest_component as keep_largest
         except ImportError as error:
             raise PclmixError("--largest-component needs the package scipy: pip install scipy") from error
         return keep_largest(labels, range(1, self.about.labels.count))
@@ -269,8 +270,12 @@ def _fits(patch: Any, size: tuple[int, int]) -> bool:
     return len(patch) == 2 and all(type(n) is int and 0 < n <= most for n, most in zip(patch, size, strict=True))
 
 
+def is_temperature(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= _LARGEST
+
+
 def _is_range(window: Any) -> bool:
-    numbers = all(type(value) in (int, float) and math.isfinite(value) for value in window)
+    numbers = all(type(value) in (int, float) and abs(value) <= _LARGEST for value in window)
     return numbers and len(window) == 2 and bool(window[0] < window[1])
 
 

@@ -1,31 +1,36 @@
-"""Checkpoints as predictors: the network on a device, from prepared slices to labels without synchronising."""
+"""Run folders and checkpoints as predictors: the network on a device, without host synchronisation."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pclmix.data.patches import gaussian, slide
-from pclmix.data.preprocess import FLIPS
+from pclmix.data.preprocess import FLIPS, gaussian, slide
 from pclmix.errors import PclmixError
-from pclmix.inference.predictor import SCORES_AT_ONCE, TTA, About, Array, Predictor, Wanted
-from pclmix.nets.segmenter import fold_batchnorm
+from pclmix.inference.predictor import SCORES_AT_ONCE, TTA, About, Array, Precision, Predictor, Wanted, is_temperature
+from pclmix.io.files import read_json
+from pclmix.io.volume import ending_of
+from pclmix.nets.segmenter import Ensemble, Segmenter, check_side, device_kind, fold_batchnorm
+from pclmix.training.checkpoint import Checkpoint, build_net, inference_state, load_weights, open_model
 
-#: Slices at once by default: enough to fill a GPU; on a CPU larger ones only cost cache.
+#: Default batch: fills a GPU; larger batches are slower on a CPU.
 BATCH = {"cuda": 32, "cpu": 4}
-_GRAPH_STEP = 4  # batches are filled up to a multiple of this, so that few graphs serve all volumes
+_GRAPH_STEP = 4  # batches are padded to a multiple of this, so that few graphs are captured
 
 
 @dataclass(frozen=True)
 class SecondDecoder:
-    """The transformer decoder of a PCLMix checkpoint, built when an uncertainty is first computed."""
+    """The transformer decoder of a PCLMix checkpoint, built for the first uncertainty."""
 
     build: Callable[[], nn.Module]
     lambda_t: float  #: its weight in equation 6
@@ -60,7 +65,7 @@ class TorchPredictor(Predictor):
         return f"{super().__repr__()[:-1]}, on {self.device}>"
 
     def _run(self, batches: Iterable[Array], size: tuple[int, int], tta: TTA, wanted: Wanted) -> Iterator[Array]:
-        # Two batches are queued: the host prepares the next one and reads the previous one while the device computes.
+        # Two batches are queued: the host prepares the next and reads the previous one while the device computes.
         queued: deque[tuple[Tensor, Any]] = deque()
         for batch in batches:
             try:
@@ -84,7 +89,7 @@ class TorchPredictor(Predictor):
         else:
             scores = self._forward(slices).float()
         count, classes = scores.shape[:2]
-        # Labels need scores at native size for a moment only; a few slices at a time keep that moment small.
+        # Scores at native size are temporary; a few slices at a time bound their memory.
         few = max(1, SCORES_AT_ONCE // (classes * size[0] * size[1])) if wanted == "labels" else count
         parts = [self._finish(part, size, tta, wanted) for part in torch.split(scores, few)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -132,7 +137,7 @@ class TorchPredictor(Predictor):
         """Equation 2 before the softmax: logits (B, K, h, w) of the CNN and of the transformer decoder, float32."""
         assert self.second is not None
         if self.about.patch is not None:
-            # Both through one window: a network of twice the classes.
+            # One sliding window for both, as for a network with twice the classes.
             scores = self._slide(lambda part: torch.cat(self._both_decoders(part), dim=1), slices)
             logits_c, logits_t = scores.chunk(2, dim=1)
             return logits_c, logits_t
@@ -179,7 +184,7 @@ class TorchPredictor(Predictor):
         return network(slices) if self.about.patch is None else self._slide(network, slices)
 
     def _slide(self, network: Callable[[Tensor], Tensor], slices: Tensor) -> Tensor:
-        """Float32 logits of slices larger than what the network sees."""
+        """Float32 logits of slices larger than the patch, by a sliding window."""
         assert self.about.patch is not None
         zeros = partial(torch.zeros, device=self.device)
         weight = torch.tensor(gaussian(self.about.patch), device=self.device)
@@ -197,7 +202,7 @@ class TorchPredictor(Predictor):
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def _to_host(self, result: Tensor) -> tuple[Tensor, Any]:
-        """Start the copy to the host; the event says when it has arrived."""
+        """Start the copy to the host; the event marks its end."""
         if self.device.type == "cpu":
             return result, None
         host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
@@ -215,7 +220,7 @@ def _arrived(host: Tensor, event: Any) -> Array:
 
 
 class _Graphs:
-    """One captured graph for each size of batch: an eager ResNet-50 is bound by launching its kernels."""
+    """One captured graph per batch size: an eager ResNet-50 is limited by kernel launches."""
 
     def __init__(self, network: Any, largest: int) -> None:
         self.network, self.largest = network, largest
@@ -223,7 +228,7 @@ class _Graphs:
         self.known: dict[tuple[int, ...], tuple[Any, Tensor, Tensor]] = {}
 
     def __call__(self, slices: Tensor) -> Tensor:
-        """Logits of `slices`; to be read before the next call, which writes to the same memory."""
+        """Logits of `slices`, valid until the next call, which reuses the memory."""
         count = len(slices)
         shape = (max(count, min(self.largest, -(-count // _GRAPH_STEP) * _GRAPH_STEP)), *slices.shape[1:])
         if shape not in self.known:
@@ -246,3 +251,145 @@ class _Graphs:
             outputs = self.network(inputs)
         self.pool = self.pool or graph.pool()
         return graph, inputs, outputs
+
+
+CALIBRATION = "calibration.json"
+ENSEMBLE = "ensemble"
+log = logging.getLogger(__name__)
+
+
+def load(
+    path: Path | str,
+    *,
+    device: str = "auto",
+    precision: Precision = "auto",
+    batch: int | None = None,
+    net: str = "net",
+    last: bool = False,
+) -> TorchPredictor:
+    """The predictor of a run folder or a checkpoint; see `pclmix.inference.load`.
+
+    Only encoder and CNN decoder are built. The transformer decoder of a PCLMix checkpoint is built when an uncertainty
+    is requested.
+    """
+    path = Path(path)
+    place = torch.device(device_kind(device))
+    if ending_of(path) and path.is_file():
+        raise PclmixError(f"{path} is an image; the model comes first: pclmix predict MODEL INPUT OUT")
+    if (path / "dataset.json").is_file():
+        raise PclmixError(f"{path} is a dataset; the model comes first: pclmix predict MODEL INPUT OUT")
+    checkpoint = open_model(path)
+    names = network_names(path, checkpoint, net)
+    nets = [build_net(checkpoint, name, last=last) for name in names]
+    about = about_model(path, checkpoint, names, last=last)
+    check_side(*about.seen, nets[0].multiple)
+    for one in nets:
+        _require_working(path, one, len(about.channels))
+    second = None if net != "net" or last else _second_decoder(path, checkpoint, nets[0], about)
+    return TorchPredictor(
+        about,
+        nets[0] if len(nets) == 1 else Ensemble(nets),
+        place,
+        bf16=precision == "bf16" or (precision == "auto" and place.type == "cuda"),
+        batch=BATCH[place.type] if batch is None else batch,
+        second=second,
+    )
+
+
+@torch.inference_mode()
+def _require_working(path: Path, net: Segmenter, channels: int) -> None:
+    """Run the network once on a small image: NaN scores would silently give background everywhere.
+
+    Finite weights are not enough: a variance below 0 gives NaN, and large values overflow.
+    """
+    side = 2 * net.multiple
+    image = torch.linspace(0, 1, channels * side * side).reshape(1, channels, side, side)
+    if not bool(torch.isfinite(net(image)).all()):
+        raise PclmixError(f"{path} gives NaN or infinite scores: its weights are damaged; train again or use another")
+
+
+def network_names(path: Path, checkpoint: Checkpoint, net: str) -> tuple[str, ...]:
+    """The networks of a checkpoint that `net` stands for: one by name, or all of them as an ensemble."""
+    if net == "net":
+        return (net,)
+    from pclmix.methods.base import find_method  # prediction normally imports no method
+
+    method = checkpoint.settings.method
+    known = find_method(method).inference_nets
+    if len(known) == 1:
+        raise PclmixError(f"--net {net}: {path} is a run of {method}, which trains one network; leave --net out")
+    if net == ENSEMBLE:
+        return known
+    if net not in known:
+        raise PclmixError(f"--net {net}: {path} is a run of {method}; choose {', '.join(known)} or {ENSEMBLE}")
+    return (net,)
+
+
+def about_model(path: Path, checkpoint: Checkpoint, nets: Sequence[str] = ("net",), *, last: bool = False) -> About:
+    """Description of a checkpoint, with the temperature that `pclmix calibrate` fitted to its weights."""
+    digest = hashlib.blake2b(digest_size=12)
+    for net in nets:
+        for name, tensor in sorted(inference_state(checkpoint, net, last=last).items()):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return About(
+        str(path),
+        digest.hexdigest(),
+        checkpoint.labels,
+        checkpoint.channels,
+        checkpoint.config.data.size,
+        checkpoint.config.data.intensity,
+        checkpoint.run.dataset,
+        checkpoint.run.cases,
+        float(read_calibration(path, digest.hexdigest()).get("temperature", 1.0)),
+        checkpoint.config.data.aspect,
+        checkpoint.config.data.patch,
+        checkpoint.config.data.window,
+    )
+
+
+def read_calibration(path: Path, identity: str, *, warn: bool = True) -> dict[str, Any]:
+    """The calibration.json that `pclmix calibrate` wrote for these weights; empty if none."""
+    found = (path if path.is_dir() else path.parent) / CALIBRATION
+    if not found.is_file():
+        return {}
+    content = read_json(found)
+    if not isinstance(content, dict) or content.get("identity") != identity:
+        log.log(
+            logging.WARNING if warn else logging.DEBUG,
+            "%s is of other weights and is not used; `pclmix calibrate` makes it for a run's own",
+            found,
+        )
+        return {}
+    for key in ("temperature", "mean_temperature"):
+        value = content.get(key)
+        if value is not None and not is_temperature(value):
+            raise PclmixError(f"{found}: {key}={value!r} must be a number above 0; run `pclmix calibrate --overwrite`")
+    return content
+
+
+def _second_decoder(path: Path, checkpoint: Checkpoint, net: Segmenter, about: About) -> SecondDecoder | None:
+    """The transformer decoder of a PCLMix checkpoint; a snapshot holds the CNN alone."""
+    if checkpoint.settings.method != "pclmix" or not any(name.startswith("aux.") for name in checkpoint.method):
+        return None
+    mean = read_calibration(path, about.identity, warn=False).get("mean_temperature")  # `about_model` has warned
+    temperature = 1.0 if mean is None else float(mean)
+    values = [_number(path, checkpoint, name) for name in ("lambda_t", "embedding", "swin_width")]
+    widths = int(values[1]), int(values[2])
+    return SecondDecoder(partial(_build_transformer, net, checkpoint, *widths), values[0], temperature)
+
+
+def _number(path: Path, checkpoint: Checkpoint, name: str) -> float:
+    """A parameter of the method, read without importing the method."""
+    value = checkpoint.config.params.get(name)
+    if not isinstance(value, int | float):
+        raise PclmixError(f"{path}: key 'config.params.{name}': {value!r} is no number; train again or use another")
+    return value
+
+
+def _build_transformer(net: Segmenter, checkpoint: Checkpoint, embedding: int, swin_width: int) -> nn.Module:
+    """The transformer decoder with its trained weights, in evaluation mode."""
+    from pclmix.nets.swin import build_auxiliary
+
+    aux, _ = build_auxiliary(net, checkpoint.labels.count, embedding, swin_width)
+    return load_weights(aux, inference_state(checkpoint, "aux"), checkpoint)

@@ -1,4 +1,4 @@
-"""How far to trust a prediction, without a reference: `examine` is the one implementation, in NumPy.
+"""Uncertainty and quality of a prediction without a reference; `examine` is the only implementation, in NumPy.
 
 The command line (`predict --uncertainty`), Python (`Predictor.examine`), the workbench and pclmix-runtime all call it.
 docs/deployment.md defines each number.
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pclmix.errors import PclmixError
 from pclmix.io.files import atomic_path, read_json, write_json
 
 Array = npt.NDArray[Any]
@@ -25,7 +26,7 @@ WORST = 3  #: slices named in a case's row of quality.csv
 
 @dataclass(frozen=True)
 class Quality:
-    """What the probabilities q of one case say of its labels."""
+    """Quality estimates of one case from the probabilities q."""
 
     #: 1 - mean entropy / ln K over the pixels predicted as foreground, 0 to 1; 0 where there are none. It ranks cases:
     #: Spearman's correlation with the true Dice is 0.88 on a weak and 0.64 on a strong run of ACDC.
@@ -34,16 +35,21 @@ class Quality:
     dice: tuple[float, ...]
     slice_entropy: tuple[float, ...]  #: mean entropy of each slice, nats
     slice_errors: tuple[float, ...]  #: expected number of wrong pixels of each slice
+    pixels: int = 1  #: of a slice
 
     @property
     def expected_dice(self) -> float:
-        """The mean expected Dice of the predicted classes, 0 to 1; 0 where nothing is predicted."""
+        """Mean expected Dice of the predicted classes, 0 to 1; 0 if nothing is predicted."""
         known = [value for value in self.dice if not np.isnan(value)]
         return float(np.mean(known)) if known else 0.0
 
     def worst(self) -> list[int]:
-        """Slices, counted from 0, by expected wrong pixels, most first: the order in which to draw new scribbles."""
+        """Slices, counted from 0, by decreasing expected wrong pixels: the order in which to draw new scribbles."""
         return [int(z) for z in np.argsort(-np.asarray(self.slice_errors), kind="stable")]
+
+    def __repr__(self) -> str:
+        slices = len(self.slice_errors)
+        return f"<Quality of {slices} slices: certainty {self.certainty:.3f}, expected Dice {self.expected_dice:.3f}>"
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def examine(batches: Iterable[tuple[Array, Array]]) -> Examined:
         maps.append(np.maximum(u, 0).astype(np.float32))  # epsilon makes the entropy of certainty -1e-6
     dice = [float(s / (n + m)) if n else float("nan") for s, n, m in zip(shared, *sizes, strict=True)]
     certainty = max(0.0, 1 - total / pixels / float(np.log(count))) if pixels else 0.0
-    quality = Quality(certainty, tuple(dice), tuple(entropies), tuple(errors))
+    quality = Quality(certainty, tuple(dice), tuple(entropies), tuple(errors), int(labels[0][0].size))
     return Examined(np.concatenate(labels), np.concatenate(maps), np.concatenate(seconds), quality)
 
 
@@ -115,11 +121,12 @@ def write_quality(folder: Path, case: str, quality: Quality) -> None:
 
 
 def write_tables(folder: Path, names: Sequence[str]) -> None:
-    """Write quality.csv, one row per case by certainty, and slices.csv, one row per slice by expected wrong pixels.
+    """Write quality.csv, one row per case by certainty, and slices.csv, one row per slice.
 
-    `names` are the foreground classes. The tables list all cases of the folder, those of earlier calls too.
+    Slices are ordered by the expected share of wrong pixels, since cases differ in size. `names` are the foreground
+    classes. The tables list all cases of the folder, those of earlier calls too.
     """
-    found = {path.stem: _read(path) for path in sorted((folder / FOLDER).glob("[!.]*.json"))}
+    found = {path.stem: _read(path, len(names)) for path in sorted((folder / FOLDER).glob("[!.]*.json"))}
     cases = sorted(found.items(), key=lambda item: item[1].certainty)
     expected = [f"expected_dice_{name}" for name in names]
     header = ["case", "certainty", "expected_dice", *expected, "mean_entropy", "scribble_next"]
@@ -136,12 +143,12 @@ def write_tables(folder: Path, names: Sequence[str]) -> None:
     ]
     _write_csv(folder / QUALITY, header, rows)
     slices = [
-        (errors, case, z, mean)
+        (errors / quality.pixels, errors, case, z, mean)
         for case, quality in found.items()
         for z, (errors, mean) in enumerate(zip(quality.slice_errors, quality.slice_entropy, strict=True))
     ]
-    slices.sort(key=lambda row: (-row[0], row[1], row[2]))
-    shown = [[case, z, f"{errors:.1f}", f"{mean:.5f}"] for errors, case, z, mean in slices]
+    slices.sort(key=lambda row: (-row[0], row[2], row[3]))
+    shown = [[case, z, f"{errors:.1f}", f"{mean:.5f}"] for _, errors, case, z, mean in slices]
     _write_csv(folder / SLICES, ["case", "slice", "expected_wrong_pixels", "mean_entropy"], shown)
 
 
@@ -152,7 +159,16 @@ def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object
         writer.writerows(rows)
 
 
-def _read(path: Path) -> Quality:
+def _read(path: Path, classes: int) -> Quality:
     content = read_json(path)
-    dice = tuple(float("nan") if value is None else float(value) for value in content["dice"])
-    return Quality(content["certainty"], dice, tuple(content["slice_entropy"]), tuple(content["slice_errors"]))
+    try:
+        dice = tuple(float("nan") if value is None else float(value) for value in content["dice"])
+        means, errors = (tuple(float(value) for value in content[key]) for key in ("slice_entropy", "slice_errors"))
+        certainty, pixels = float(content["certainty"]), int(content["pixels"])
+        finite = bool(np.isfinite((certainty, *means, *errors)).all())
+        good = finite and pixels > 0 and len(dice) == classes and len(means) == len(errors) > 0
+    except (KeyError, TypeError, ValueError, OverflowError):
+        good = False
+    if not good:
+        raise PclmixError(f"{path} is damaged or of another model; remove it and predict the case again")
+    return Quality(certainty, dice, means, errors, pixels)
