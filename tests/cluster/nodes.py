@@ -98,7 +98,7 @@ class TwoNodes:
         return found
 
     def kill(self, name: str) -> None:
-        """SIGKILL to every process of a node at once, as when its plug is pulled."""
+        """SIGKILL to all processes of a node, as in a power failure."""
         while found := self.pids(name):
             for pid in found:
                 with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What travels to nodes and back, without Ray."""
+"""File transfer to and from nodes, without Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def copy_of(dataset: Path, target: Path) -> Path:
     return target
 
 
-def test_a_dataset_is_known_by_names_sizes_and_json(phantom_dataset: Path, tmp_path: Path) -> None:
+def test_fingerprint_depends_on_names_sizes_and_json(phantom_dataset: Path, tmp_path: Path) -> None:
     copy = copy_of(phantom_dataset, tmp_path / "copy")
     key = carry.fingerprint(phantom_dataset)
     assert carry.fingerprint(copy) == key
@@ -58,7 +58,7 @@ def test_a_node_unpacks_once_for_all_its_tasks(
     assert len(list(carry.pieces(carry.dataset_files(phantom_dataset), phantom_dataset))) > 1
 
 
-def test_a_checkpoint_never_arrives_before_its_metrics(tmp_path: Path) -> None:
+def test_checkpoints_are_sent_after_their_metrics(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").write_bytes(b"1")
     (tmp_path / "metrics.jsonl").write_bytes(b"1\n")
     (tmp_path / "node.json").write_bytes(b"{}")
@@ -77,7 +77,7 @@ def test_a_checkpoint_never_arrives_before_its_metrics(tmp_path: Path) -> None:
     assert sent.pop() == ["metrics.jsonl", "evaluation.json"]
 
 
-def test_large_files_rest_between_transfers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_sent_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(carry.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(carry, "SMALL", 10)
@@ -98,7 +98,7 @@ def test_large_files_rest_between_transfers(tmp_path: Path, monkeypatch: pytest.
     assert sent == [["metrics.jsonl", "last.ckpt"], ["metrics.jsonl"], ["metrics.jsonl", "last.ckpt"]]
 
 
-def test_the_depot_gives_back_what_it_stored(tmp_path: Path) -> None:
+def test_depot_round_trip(tmp_path: Path) -> None:
     depot = carry.Depot(tmp_path / "data", tmp_path / "study")
     depot.store("a/fold1", {"metrics.jsonl": b"x", "predictions/c.nii.gz": b"y"})
     assert depot.fetch("a/fold1") == {"metrics.jsonl": b"x", "predictions/c.nii.gz": b"y"}

@@ -1,18 +1,22 @@
-"""What is asked of a cluster, and what is refused before anything connects."""
+"""Resources, addresses and options, checked before connecting."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pclmix import cli
+from pclmix.cluster import engine
 from pclmix.cluster.engine import Cluster, ClusterOptions, Node, Resources, connect, own_cluster
 from pclmix.errors import PclmixError
 
@@ -44,7 +48,7 @@ def test_slots_of_a_node(cores: int, gpus: float, slots: int) -> None:
     assert Node("1", "host", "10.0.0.1", 8.0, 2.0).slots(Resources(cores, gpus)) == slots
 
 
-def test_a_run_takes_a_gpu_where_there_is_one() -> None:
+def test_runs_use_a_gpu_if_available() -> None:
     with_gpus, without = Cluster(nodes((8, 0), (8, 4))), Cluster(nodes((8, 0)))
     assert with_gpus.resources(ClusterOptions("auto"), "auto") == Resources(1, 1.0)
     assert with_gpus.resources(ClusterOptions("auto"), "auto", 4) == Resources(1, 4.0)
@@ -62,14 +66,14 @@ def test_a_run_takes_a_gpu_where_there_is_one() -> None:
         (ClusterOptions("auto", gpus=2), "auto", "2 GPU(s)"),
     ],
 )
-def test_what_no_node_has_is_refused(options: ClusterOptions, device: str, named: str) -> None:
+def test_refuses_resources_that_no_node_has(options: ClusterOptions, device: str, named: str) -> None:
     with pytest.raises(PclmixError) as caught:
         Cluster(nodes((8, 0))).resources(options, device)
     assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [{"cores": 0}, {"gpus": 1.5, "address": "auto"}, {"gpus": 1.0}, {"gpus": -1.0}])
-def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
+def test_refuses_invalid_options(given: dict[str, Any]) -> None:
     with pytest.raises(PclmixError):
         ClusterOptions(**given)
 
@@ -80,9 +84,7 @@ def test_an_address_is_never_guessed(address: str) -> None:
         pass
 
 
-def test_an_address_where_nothing_listens_is_refused_at_once(
-    phantom_dataset: Path, tmp_path: Path, run: Callable[..., Any]
-) -> None:
+def test_unreachable_address_is_refused_at_once(phantom_dataset: Path, tmp_path: Path, run: Callable[..., Any]) -> None:
     pytest.importorskip("ray", reason="needs the extra 'cluster'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # bound and not listening
@@ -97,7 +99,32 @@ def test_an_address_where_nothing_listens_is_refused_at_once(
         pass
 
 
-def test_auto_is_the_environment_s_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_local_cluster_of_a_process_has_its_own_token() -> None:
+    """Ray itself would keep the first one, or none if it was imported before."""
+    pytest.importorskip("ray", reason="needs the extra 'cluster'")
+    from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
+
+    found = []
+    for _ in range(2):
+        with engine._environment("local"):
+            engine._reread_settings()
+            found.append(AuthenticationTokenLoader.instance().get_token_for_http_header())
+            assert os.environ["RAY_AUTH_TOKEN"] in found[-1]["authorization"]
+            assert get_authentication_mode() == AuthenticationMode.TOKEN
+    assert found[0] != found[1]
+
+
+def test_sigterm_keeps_its_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would print a stack and abort the process; ours lets runs save first."""
+    ray = pytest.importorskip("ray", reason="needs the extra 'cluster'")
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with connect("local"):
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_auto_uses_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert own_cluster() == "10.0.0.1:6379"
     monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
@@ -105,7 +132,7 @@ def test_auto_is_the_environment_s_address(monkeypatch: pytest.MonkeyPatch) -> N
         own_cluster()
 
 
-def test_auto_is_this_user_s_cluster_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_ignores_clusters_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's own `auto` joins any Ray of the host."""
     pytest.importorskip("ray", reason="needs the extra 'cluster'")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -137,11 +164,11 @@ def test_without_ray_the_message_names_the_extra(
         monkeypatch.setenv(name, "")  # set by connecting: restored after the test
     result = run("crossval", phantom_dataset, "--out", tmp_path / "cv", "--recipe", "tiny", "--cluster", "local")
     assert result.code == 2
-    assert "'cluster'" in result.err
+    assert "'.[cluster]'" in result.err
     assert "ray" in result.err
 
 
-def test_without_cluster_nothing_of_ray_is_imported(phantom_dataset: Path, tmp_path: Path) -> None:
+def test_ray_is_imported_for_clusters_only(phantom_dataset: Path, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pclmix.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
         "print('ray' in sys.modules, file=sys.stderr)"
@@ -151,3 +178,21 @@ def test_without_cluster_nothing_of_ray_is_imported(phantom_dataset: Path, tmp_p
     done = subprocess.run([sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, check=True)
     assert (tmp_path / "cv" / "fold1" / "evaluation.json").is_file()
     assert done.stderr.splitlines()[-1] == "False"
+
+
+def test_sigterm_exits_with_143_although_ray_raises_an_exit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped() -> None:
+        with suppress(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        raise SystemExit(1)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli, "app", stopped)
+    monkeypatch.setattr(cli, "_received", [])
+    try:
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.value.code == 143

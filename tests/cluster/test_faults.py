@@ -1,4 +1,4 @@
-"""Studies survive what clusters do: processes and nodes are killed for real, and the results stay the same."""
+"""Killed processes and nodes do not change the results of studies."""
 
 from __future__ import annotations
 
@@ -114,10 +114,10 @@ def test_a_killed_worker_resumes(two_nodes: Any, pclmix: Start, phantom_dataset:
     equal(run, undisturbed / "fold1")
 
 
-def test_a_lost_node_hands_its_run_to_another(
+def test_run_of_a_lost_node_resumes_on_another(
     two_nodes: Any, pclmix: Start, phantom_dataset: Path, undisturbed: Path
 ) -> None:
-    """Nothing but what Ray carried from it is left of the run on the second node."""
+    """Only transferred files of the run on the second node remain."""
     data, out = two_nodes.hidden / "lost-data", two_nodes.hidden / "lost"
     shutil.copytree(phantom_dataset, data)
     command = ("crossval", data, "--out", out, "--folds", "1-2", *LONG, "--cluster", two_nodes.address)
@@ -147,7 +147,7 @@ def test_a_lost_node_hands_its_run_to_another(
         equal(out / fold, undisturbed / fold)
 
 
-def test_a_killed_driver_and_the_command_again(
+def test_study_resumes_after_a_killed_driver(
     two_nodes: Any, pclmix: Start, phantom_dataset: Path, undisturbed: Path
 ) -> None:
     out = two_nodes.shared / "driver"
@@ -168,9 +168,7 @@ def test_a_killed_driver_and_the_command_again(
         equal(out / fold, undisturbed / fold)
 
 
-def test_ctrl_c_saves_and_the_command_goes_on(
-    two_nodes: Any, pclmix: Start, phantom_dataset: Path, undisturbed: Path
-) -> None:
+def test_study_resumes_after_ctrl_c(two_nodes: Any, pclmix: Start, phantom_dataset: Path, undisturbed: Path) -> None:
     out = two_nodes.shared / "ctrl-c"
     run = out / "fold1"
     command = ("crossval", phantom_dataset, "--out", out, "--folds", "1", *LONG, "--cluster", two_nodes.address)
@@ -210,7 +208,7 @@ class Evil:
         return Path.touch, (self.trace,)
 
 
-def test_nodes_load_weights_only(two_nodes: Any, pclmix: Start, phantom_dataset: Path) -> None:
+def test_nodes_load_with_weights_only(two_nodes: Any, pclmix: Start, phantom_dataset: Path) -> None:
     out, trace = two_nodes.shared / "evil", two_nodes.shared / "trace"
     run = out / "fold1"
     common = ("--folds", "1", "--method", "pce", "--recipe", "tiny", "--device", "cpu", "--iterations", "2")

@@ -1,4 +1,4 @@
-"""`--cluster local`: a Ray of this host alone that nobody else can reach and that ends with the command."""
+"""`--cluster local`: a Ray that listens on loopback only and ends with the command."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture(scope="module")
 def archive(phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve images, and one that is none in the middle of their order."""
+    """Twelve images, with an invalid one in the middle."""
     folder = tmp_path_factory.mktemp("archive")
     for image in sorted((phantom_dataset / "imagesTr").glob("*.nii.gz")):
         case = image.name.removesuffix("_0000.nii.gz")
@@ -66,7 +66,7 @@ def test_an_archive_in_a_shared_folder(
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.nii.gz")} == times
 
 
-def test_an_archive_that_one_node_does_not_see(
+def test_archive_on_nodes_without_a_shared_folder(
     two_nodes: Any, pclmix: Start, archive: Path, alone: Path, lively_model: Path
 ) -> None:
     """The second node sees neither model nor images nor OUT."""
@@ -112,7 +112,7 @@ def complete(out: Path, alone: Path) -> None:
         assert path.read_bytes() == (alone / f"{path.name[:-9]}.nii.gz").read_bytes(), path.name
 
 
-def test_a_killed_worker_loses_no_case(
+def test_predicts_all_cases_after_a_killed_worker(
     two_nodes: Any, pclmix: Start, many: Path, alone: Path, lively_model: Path
 ) -> None:
     out = two_nodes.shared / "killed"
@@ -122,8 +122,10 @@ def test_a_killed_worker_loses_no_case(
     complete(out, alone)
 
 
-def test_a_lost_node_loses_no_case(two_nodes: Any, pclmix: Start, many: Path, alone: Path, lively_model: Path) -> None:
-    """Its worker finds no room elsewhere: the other one predicts what is left."""
+def test_predicts_all_cases_after_a_lost_node(
+    two_nodes: Any, pclmix: Start, many: Path, alone: Path, lively_model: Path
+) -> None:
+    """Its worker does not fit elsewhere: the other one predicts the remaining cases."""
     out = two_nodes.shared / "lost"
     driver = pclmix("predict", lively_model, many, out, "--device", "cpu", "--cluster", two_nodes.address)
     try:
@@ -151,7 +153,7 @@ def test_an_exported_file_on_two_nodes(two_nodes: Any, pclmix: Start, archive: P
         assert (out / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_model_that_is_none_is_one_message(two_nodes: Any, pclmix: Start, archive: Path, tmp_path: Path) -> None:
+def test_invalid_model_gives_one_message(two_nodes: Any, pclmix: Start, archive: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.ckpt").write_bytes(b"no checkpoint")
     out = two_nodes.shared / "none"
     output = finish(pclmix("predict", tmp_path / "bad.ckpt", archive, out, "--cluster", two_nodes.address), 2)

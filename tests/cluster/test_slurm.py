@@ -150,7 +150,7 @@ def test_a_job_at_its_time_limit_saves_and_the_next_one_continues(
 
 
 @pytest.mark.slow
-def test_a_mistake_ends_the_job(
+def test_invalid_input_ends_the_job(
     sbatch: Callable[..., subprocess.Popen[str]], phantom_dataset: Path, tmp_path: Path
 ) -> None:
     code, output = finish(sbatch(phantom_dataset, "--out", tmp_path / "run", "--recipe", "tiny", "engine.batch=3"))

@@ -56,7 +56,7 @@ def records(study: Path) -> list[dict[str, Any]]:
 
 
 def test_two_nodes_equal_one_process(two_nodes: Any, pclmix: Start, phantom_dataset: Path, serial: Path) -> None:
-    """Dataset and study lie where the second node sees an empty folder, so that Ray has to carry both."""
+    """Dataset and study lie where the second node sees an empty folder, so that Ray has to transfer both."""
     data, out = two_nodes.hidden / "data", two_nodes.hidden / "cv"
     shutil.copytree(phantom_dataset, data)
     driver = pclmix("crossval", data, "--out", out, *COMMON, "--cluster", two_nodes.address)
@@ -81,9 +81,7 @@ def test_two_nodes_equal_one_process(two_nodes: Any, pclmix: Start, phantom_data
 
 
 @pytest.mark.slow
-def test_a_shared_folder_is_read_and_written_in_place(
-    two_nodes: Any, pclmix: Start, phantom_dataset: Path, serial: Path
-) -> None:
+def test_shared_folders_are_used_in_place(two_nodes: Any, pclmix: Start, phantom_dataset: Path, serial: Path) -> None:
     out = two_nodes.shared / "cv"
     driver = pclmix("crossval", phantom_dataset, "--out", out, *COMMON, "--cluster", two_nodes.address)
     output, _ = driver.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""The demo: one page that opens offline, scores in JSON, and nothing overwritten that is not its own."""
+"""The demo: one page that opens offline, scores in JSON, and no foreign file overwritten."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_verdict_names_the_method_ahead(finished: demo_module.Demo) -> None:
 def test_overwrite_replaces_demos_only(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     out.mkdir()
-    clear(out, overwrite=False)  # empty: nothing to lose
+    clear(out, overwrite=False)  # empty
     (out / "report.html").write_text("old")
     (out / "dataset").mkdir()
     with pytest.raises(PclmixError, match="demo"):
@@ -119,3 +119,10 @@ def test_overwrite_replaces_demos_only(tmp_path: Path) -> None:
     with pytest.raises(PclmixError, match=r"thesis\.doc"):
         clear(out, overwrite=True)
     assert (out / "thesis.doc").read_text() == "precious"
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 0.0, 1e30])
+def test_an_invalid_time_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(PclmixError, match=r"engine\.seconds"):
+        run_demo(tmp_path / "demo", seconds=seconds)
+    assert not list(tmp_path.iterdir())

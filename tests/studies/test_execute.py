@@ -1,9 +1,15 @@
-"""What the executor does with runs that lose their workers, without a cluster."""
+"""The executor and lost workers, without a cluster."""
 
 from __future__ import annotations
 
+import contextlib
+import cProfile
 import io
+import os
+import pickle
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +18,8 @@ from rich.console import Console
 
 from pclmix.cluster.engine import ClusterOptions, LostError, Node, Resources
 from pclmix.errors import PclmixError
-from pclmix.studies import execute
-from pclmix.studies.plan import Record, Run, Settings, Study
+from pclmix.studies import execute, work
+from pclmix.studies.plan import EVALUATION, PREDICTIONS, Record, Run, Settings, Study
 from pclmix.studies.work import Order
 
 RUNS = [Run(f"fold{fold}", fold, Settings("pce", "tiny")) for fold in (1, 2, 3)]
@@ -61,14 +67,14 @@ def go(study: Path, dataset: Path, answer: Answer, runs: list[Run] = RUNS) -> tu
         fake,
         console,  # type: ignore[arg-type]
     )
-    return driver.execute(runs), fake, shown.getvalue()
+    return driver.execute(runs, execute._files_of(runs)), fake, shown.getvalue()
 
 
 def finished(order: Order) -> Record:
     return Record("finished", "host", "10.0.0.1", "cpu", 1, 1, 0.0, 1.0, order.attempt)
 
 
-def test_a_lost_run_is_given_again_and_then_given_up(phantom_dataset: Path, tmp_path: Path) -> None:
+def test_lost_run_is_retried_then_fails(phantom_dataset: Path, tmp_path: Path) -> None:
     def answer(order: Order) -> Record:
         if order.run.fold == 2 or (order.run.fold == 1 and order.attempt < 3):
             raise LostError("the node was lost")
@@ -82,7 +88,7 @@ def test_a_lost_run_is_given_again_and_then_given_up(phantom_dataset: Path, tmp_
     assert "fold 3: finished on host (10.0.0.1)" in shown
 
 
-def test_a_node_that_cannot_begin_fails_its_run_alone(phantom_dataset: Path, tmp_path: Path) -> None:
+def test_failing_node_fails_only_its_run(phantom_dataset: Path, tmp_path: Path) -> None:
     def answer(order: Order) -> Record:
         if order.run.fold == 1:
             raise PclmixError("node host (10.0.0.1): no space")
@@ -92,12 +98,70 @@ def test_a_node_that_cannot_begin_fails_its_run_alone(phantom_dataset: Path, tmp
     assert failed == {"fold 1": "node host (10.0.0.1): no space"}
 
 
-def test_files_besides_the_dataset_are_asked_for(phantom_dataset: Path, tmp_path: Path) -> None:
+def test_files_outside_the_dataset_are_listed(phantom_dataset: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("net: resnet10\n")
     run = Run("fold1", 1, Settings("pce", str(recipe), ("encoder.weights=/weights/w.pth",)))
     _, fake, _ = go(tmp_path, phantom_dataset, finished, [run])
     assert fake.asked == [recipe, Path("/weights/w.pth")]
+
+
+def test_a_task_is_sent_its_own_run_only(phantom_dataset: Path, tmp_path: Path) -> None:
+    runs = [Run(f"seed{seed}/fold1", 1, Settings("pce", "tiny", (f"seed={seed}",))) for seed in range(50)]
+    _, fake, _ = go(tmp_path, phantom_dataset, finished, runs)
+    assert [order.run for order in fake.orders] == runs
+    assert all(len(pickle.dumps(order)) < 2000 for order in fake.orders), "as large as the study"
+
+
+def calls(study: Path, dataset: Path, count: int, console: Console) -> int:
+    """Function calls of a driver with so many runs, whose clock advances by 10 ms for each of them."""
+    runs = [Run(f"seed={k}/fold1", 1, Settings("pce", "tiny", (f"seed={k}",)), f"seed={k}") for k in range(count)]
+    fake = Fake(finished)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execute, "connect", lambda _: contextlib.nullcontext(fake))
+        patch.setattr("pclmix.studies.status.time.monotonic", lambda: 100 + len(fake.orders) / 100)
+        profile = cProfile.Profile()
+        of = Study(study / f"study{count}", "sweep", dataset, tuple(runs))
+        assert profile.runcall(execute.execute, of, runs, execute.ANY, ClusterOptions("auto"), console) == {}
+    assert len(fake.orders) == count
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def test_work_for_a_run_does_not_grow_with_their_number(phantom_dataset: Path, tmp_path: Path) -> None:
+    """Counted, not timed. Not even on a terminal, where a table shows all runs."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
+    calls(tmp_path, phantom_dataset, 5, console)  # reads the recipe, imports modules
+    few, many = (calls(tmp_path, phantom_dataset, count, console) / count for count in (100, 400))
+    assert many < 1.1 * few
+    assert many < 10_000
+
+
+def test_a_node_recognises_a_study_without_reading_its_runs(phantom_dataset: Path, tmp_path: Path) -> None:
+    study = Study(tmp_path / "cv", "crossval", phantom_dataset, tuple(RUNS)).begin()
+    (study.folder / "study.json").write_text("as long as there are runs")
+    assert work._is_here(study)
+    assert not work._is_here(replace(study, id="of another folder with this name"))
+    assert not work._is_here(replace(study, folder=tmp_path / "nowhere"))
+
+
+def test_leftovers_of_a_killed_study_are_removed(phantom_dataset: Path, tmp_path: Path) -> None:
+    """Also those of a run that was killed while it predicted, and is done since."""
+    study = Study(tmp_path / "cv", "crossval", phantom_dataset, tuple(RUNS[:1])).begin()
+    place = study.place(RUNS[0])
+    old, young = [], []
+    for folder, name in ((study.folder, "cases.csv"), (place, "cases.csv"), (place / PREDICTIONS, "a.nii.gz")):
+        folder.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text("whole")
+        stem, _, ending = name.partition(".")
+        for kind, letters in ((old, "abcdefgh"), (young, "ijklmnop")):
+            kind.append(folder / f".{stem}-{letters}.{ending}")
+            kind[-1].write_text("half")
+    for path in old:
+        os.utime(path, (time.time() - 7200,) * 2)
+    (place / EVALUATION).write_text("{}")
+    assert execute.execute(study, RUNS[:1], execute.ANY, ClusterOptions(None), Console(quiet=True)) == {}
+    assert not any(path.exists() for path in old)
+    assert all(path.exists() for path in young), "another process may be writing them"
 
 
 @pytest.mark.parametrize(

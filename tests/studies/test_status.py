@@ -1,9 +1,10 @@
-"""A study's folder says what it is and how far it is."""
+"""Study folders: content and progress."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ def begun(study: Study, run: Run, steps: int, **known: Any) -> Path:
     return folder
 
 
-def test_a_study_is_kept_and_grows(study: Study) -> None:
+def test_study_can_be_extended(study: Study) -> None:
     assert read_study(study.folder) == study
     more = Run("b/fold1", 1, SETTINGS, "b")
     grown = replace(study, runs=(*RUNS[:1], more)).begin()
@@ -47,7 +48,7 @@ def test_a_study_is_kept_and_grows(study: Study) -> None:
     assert str(study.folder) in (study.folder / "README.txt").read_text()
 
 
-def test_a_run_that_has_begun_keeps_its_settings(study: Study) -> None:
+def test_started_run_keeps_its_settings(study: Study) -> None:
     other = replace(RUNS[0], settings=replace(SETTINGS, overrides=("engine.iterations=11",)))
     replace(study, runs=(other,)).begin()  # nothing has begun: it may change
     begun(study, RUNS[0], 1)
@@ -64,7 +65,7 @@ def test_another_study_is_refused(study: Study, key: str) -> None:
         changed.begin()
 
 
-def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
+def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.doc").write_text("precious")
     with pytest.raises(PclmixError, match="exists already"):
         Study(tmp_path, "sweep", tmp_path / "data", RUNS).begin()
@@ -92,7 +93,14 @@ def test_a_resumed_run_is_timed_from_where_it_resumed(study: Study) -> None:
     assert state.left == pytest.approx(40, rel=0.1)  # 20 s for 2 steps, 4 left
 
 
-def test_a_follower_reads_what_is_added(study: Study) -> None:
+def test_the_start_of_a_run_is_no_part_of_its_pace(study: Study) -> None:
+    folder = begun(study, RUNS[0], 4)  # 20 s ago
+    (folder / "environment.json").write_text("{}")
+    os.utime(folder / "environment.json", (time.time() - 8,) * 2)
+    assert read_states(study)[0].left == pytest.approx(12, rel=0.1)
+
+
+def test_follower_reads_appended_lines(study: Study) -> None:
     folder = begun(study, RUNS[0], 2)
     follower = Follower(study, RUNS[0])
     assert follower.state().step == 2
@@ -103,7 +111,7 @@ def test_a_follower_reads_what_is_added(study: Study) -> None:
     assert (follower.state().step, follower.state().best) == (1, "loss 0.700")
 
 
-def test_what_is_finished_and_what_failed(study: Study) -> None:
+def test_finished_and_failed_runs(study: Study) -> None:
     folder = begun(study, RUNS[0], 10, status="finished")
     assert not is_done(folder)
     (folder / "evaluation.json").write_text(json.dumps({"mean": {"Dice": 0.5}}))

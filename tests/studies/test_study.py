@@ -1,4 +1,4 @@
-"""Ablation and sweep: the variants, and a real sweep that goes on where it stopped."""
+"""Ablation and sweep: the variants, and a real sweep that resumes."""
 
 from __future__ import annotations
 

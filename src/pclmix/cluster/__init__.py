@@ -1,1 +1,1 @@
-"""Ray: tasks and actors on the nodes of a cluster, and what travels to them. Optional; the extra `cluster`."""
+"""Ray: tasks and actors on the nodes of a cluster, and file transfer. Needs the extra `cluster`."""

@@ -1,6 +1,7 @@
-"""What travels where nodes share no folder: a dataset or model to each node once, the files of a run back to the study.
+"""File transfer between nodes without a shared folder.
 
-A node that reads the driver's folders itself never asks for anything.
+A dataset or model goes to each node once; the files of a run go back to the study. Nodes that see the driver's folders
+transfer nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES, SPLITS
 from pclmix.data.store import cache_folder
 from pclmix.io.files import atomic_folder, atomic_path
 
-PIECE = 2**26  #: bytes of files that travel as one object
-PATIENCE = 20.0  #: large files wait this many times as long as the last transfer took: carrying costs at most 5 %
-SMALL = 2**20  #: bytes; smaller files are carried as soon as they change
+PIECE = 2**26  #: bytes of files sent as one object
+PATIENCE = 20.0  #: large files wait so many times as long as the last transfer took, which limits transfers to 5 %
+SMALL = 2**20  #: bytes; smaller files are sent as soon as they change
 Files = dict[str, bytes]
 
 
 def dataset_files(root: Path) -> list[Path]:
-    """What a dataset is made of: its two JSON files and everything in its three folders."""
+    """The files of a dataset: two JSON files and everything in its three folders."""
     heads = [root / "dataset.json", root / SPLITS]
     folders = [root / name for name in (IMAGES, SCRIBBLES, REFERENCE)]
     found = [path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir()) if path.is_file()]
@@ -45,7 +46,7 @@ def fingerprint(root: Path) -> str:
 
 @lru_cache(maxsize=64)
 def sees(root: Path, wanted: str) -> bool:
-    """Whether this node reads the very dataset that the driver reads at this path; asked once a process."""
+    """Whether this node sees the driver's dataset at this path; cached per process."""
     try:
         return fingerprint(root) == wanted
     except OSError:
@@ -65,7 +66,7 @@ def pieces(paths: Sequence[Path], root: Path) -> Iterator[Files]:
 
 
 def unpack(name: str, key: str, take: Callable[[], Iterator[Files]]) -> Path:
-    """The folder `name` in this node's cache, written from what `take` gives unless the node has it already.
+    """The folder `name` in this node's cache, written from the pieces of `take`, unless the node has it already.
 
     A lock lets one task of the node write it; the others wait and use it.
     """
@@ -80,14 +81,14 @@ def unpack(name: str, key: str, take: Callable[[], Iterator[Files]]) -> Path:
 
 
 def write_files(folder: Path, files: Files) -> None:
-    """Each file whole or not at all."""
+    """Write each file atomically."""
     for name, content in files.items():
         with atomic_path(folder / name) as temporary:
             temporary.write_bytes(content)
 
 
 class Shelf:
-    """An actor on the driver's node: files for the nodes that cannot read them, read when the first one asks."""
+    """An actor on the driver's node that serves files to nodes that cannot read them; read on the first request."""
 
     def __init__(self, root: Path, files: Sequence[Path]) -> None:
         self.root, self.files = root, files
@@ -103,7 +104,7 @@ class Shelf:
 
 
 def take(shelf: Any) -> Iterator[Files]:
-    """What lies on a shelf, a piece at a time."""
+    """The files of a shelf, one piece at a time."""
     import ray
 
     for ref in ray.get(shelf.stored.remote()):
@@ -111,14 +112,14 @@ def take(shelf: Any) -> Iterator[Files]:
 
 
 class Depot(Shelf):
-    """The driver's folders for nodes that cannot read them: a dataset to take, run folders to fetch and store."""
+    """Gives nodes without access to the driver's folders the dataset, and fetches and stores run folders."""
 
     def __init__(self, dataset: Path, study: Path) -> None:
         super().__init__(dataset, dataset_files(dataset))
         self.study = study
 
     def fetch(self, folder: str) -> Files:
-        """A run folder as far as the study has it."""
+        """The files of a run folder that the study has."""
         root = self.study / folder
         found = [path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         return {str(path.relative_to(root)): path.read_bytes() for path in found}
@@ -131,7 +132,7 @@ class Courier:
     """Sends the files of a folder that changed since the last time.
 
     A checkpoint is read before metrics.jsonl and written after it: the study never has a checkpoint without the lines
-    that led to it. Files named in `last` are written last; `held` travels in the final round alone.
+    that led to it. Files named in `last` are written last; those in `held` are sent only in the final round.
     """
 
     def __init__(self, folder: Path, send: Callable[[Files], None], last: Sequence[str] = (), held: str = "") -> None:
@@ -140,11 +141,11 @@ class Courier:
         self._not_before = 0.0
 
     def known(self) -> None:
-        """Take what is there now as sent."""
+        """Mark the present files as sent."""
         self._sent = self._stamps()
 
     def carry(self, *, everything: bool = False) -> None:
-        """One round; large files only now and then, unless it is the last round and takes `everything`."""
+        """Send one round of changes; large files only occasionally, unless the last round sends `everything`."""
         stamps = {name: stamp for name, stamp in self._stamps().items() if self._sent.get(name) != stamp}
         if not everything:
             resting = time.monotonic() < self._not_before
@@ -155,12 +156,12 @@ class Courier:
             }
         files = {}
         for name in sorted(stamps, key=lambda name: not name.endswith(".ckpt")):
-            with suppress(FileNotFoundError):  # replaced since: the next round has it
+            with suppress(FileNotFoundError):  # replaced meanwhile: sent in the next round
                 files[name] = (self.folder / name).read_bytes()
         if not files:
             return
         started = time.monotonic()
-        # The receiver writes in this order: small files, checkpoints, and what says that the run is done.
+        # The receiver writes in this order: small files, checkpoints, then the files that mark the run as done.
         self.send(dict(sorted(files.items(), key=lambda entry: (entry[0] in self.last, entry[0].endswith(".ckpt")))))
         self._sent |= {name: stamps[name] for name in files}
         if any(len(content) > SMALL for content in files.values()):

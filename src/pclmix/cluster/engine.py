@@ -1,17 +1,22 @@
-"""A connection to Ray: its nodes, tasks with the resources they ask for, and which error means a lost worker.
+"""A connection to Ray: nodes, tasks with resources, detection of lost workers.
 
-Ray is imported by `connect` alone. An address is never guessed: without one nothing connects, and `local` starts a Ray
-of its own that listens on the loopback interface only.
+Only `connect` imports Ray. An address is never guessed: without one nothing connects, and `local` starts a separate
+Ray that listens on the loopback interface only.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +26,17 @@ from pclmix.errors import PclmixError, need_extra
 LOCAL, AUTO = "local", "auto"
 CONNECT_SECONDS = 60.0  #: for a node to answer the first question
 ANSWER_SECONDS = 10.0  #: for an address to accept a connection
+#: Ray's limits for joining a cluster. Its own defaults wait minutes for something else that listens at the address.
+_PATIENCE = {
+    "RAY_gcs_server_port_wait_time_s": "1",  # attempts
+    "RAY_py_gcs_connect_timeout_s": "10",
+    "RAY_gcs_server_request_timeout_seconds": "30",
+}
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one run or worker asks for; a fraction of a GPU shares it."""
+    """Resources of one run or worker; a fraction of a GPU shares it."""
 
     cores: int = 1
     gpus: float = 0.0
@@ -55,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What a command was told of a cluster; the defaults run everything in this process."""
+    """Cluster options of a command; the defaults run everything in this process."""
 
     address: str | None = None  #: local, auto or HOST:PORT
     cores: int | None = None  #: of each run; 1 on a cluster, what torch takes elsewhere
@@ -75,11 +86,11 @@ HERE = ClusterOptions()
 
 
 class LostError(Exception):
-    """A worker process or its node ended before its task did. The task itself is not to blame."""
+    """A worker process or its node ended before its task. The task itself did not fail."""
 
 
 class Cluster:
-    """An open connection. A `ref` is Ray's promise of a task's result."""
+    """An open connection. A `ref` is Ray's future of a task's result."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -110,7 +121,7 @@ class Cluster:
         ]
 
     def resources(self, options: ClusterOptions, device: str, devices: int = 1) -> Resources:
-        """What each run asks for; refused where no node could ever give it."""
+        """The resources of each run; refused if no node has them."""
         nodes = self.nodes()
         gpus = options.gpus
         if gpus is None:
@@ -128,16 +139,25 @@ class Cluster:
     def submit(
         self, work: Callable[..., Any], *arguments: Any, resources: Resources, node: Node | None = None, name: str = ""
     ) -> Any:
-        """Queue `work(*arguments)` as one task. Ray never repeats it by itself: who submits decides."""
-        if work not in self._remote:  # a function travels once, however many tasks call it
+        """Queue `work(*arguments)` as one task. Ray does not retry it: the caller decides."""
+        if work not in self._remote:  # a function is sent once, however many tasks call it
             self._remote[work] = self._ray.remote(work)
         return self._remote[work].options(**self._options(resources, node), max_retries=0, name=name).remote(*arguments)
 
     def actor(
-        self, kind: type[Any], *arguments: Any, resources: Resources, node: str | None = None, threads: int = 1
+        self,
+        kind: type[Any],
+        *arguments: Any,
+        resources: Resources,
+        node: str | None = None,
+        threads: int = 1,
+        name: str | None = None,
     ) -> Any:
-        """An object on some node, or on the one with this id; Ray makes it anew where its process is lost."""
-        options = self._options(resources, node) | {"max_restarts": -1, "max_concurrency": threads}
+        """An actor on some node, or on the one with this id; Ray recreates it if its process is lost.
+
+        Others find it by its `name`: one whose arguments held another actor could not be recreated reliably.
+        """
+        options = self._options(resources, node) | {"max_restarts": -1, "max_concurrency": threads, "name": name}
         return self._ray.remote(kind).options(**options).remote(*arguments)
 
     def _options(self, resources: Resources, node: Node | str | None) -> dict[str, Any]:
@@ -150,13 +170,13 @@ class Cluster:
         return options
 
     def ready(self, refs: Sequence[Any], seconds: float) -> list[Any]:
-        """Those that have ended, one way or another; waits at most so long for the first."""
+        """The refs that have succeeded or failed; waits for the first at most so long."""
         first, rest = self._ray.wait(list(refs), num_returns=1, timeout=seconds)
         more, _ = self._ray.wait(rest, num_returns=len(rest), timeout=0) if first and rest else ([], [])
         return [*first, *more]
 
     def get(self, ref: Any, seconds: float | None = None) -> Any:
-        """The result; LostError where worker or node were lost, else what the task raised."""
+        """The result. Raises LostError if the worker or node was lost, else the task's error."""
         errors = self._ray.exceptions
         lost = (
             errors.WorkerCrashedError,
@@ -171,31 +191,33 @@ class Cluster:
         try:
             return self._ray.get(ref, timeout=seconds)
         except lost as error:
-            raise LostError(_first_line(error)) from error
+            raise LostError(_first_line(error).partition(". ")[0]) from error  # Ray goes on with where its logs are
         except errors.RayTaskError as error:
             if isinstance(error.cause, Exception):
-                raise error.cause from error  # as the task raised it, without Ray's frames in its text
+                raise error.cause from error  # the task's own error, without Ray's frames
             raise
 
     def cancel(self, ref: Any) -> None:
-        """A task that waits is dropped; one that runs sees Ctrl-C."""
+        """Drop a waiting task; interrupt a running one as Ctrl-C does."""
         self._ray.cancel(ref)
 
     def require_ready(self, paths: Sequence[Path] = ()) -> None:
-        """Refuse a node with another pclmix, whose results might differ, or one that cannot read these files."""
+        """Refuse a node with other versions of pclmix or torch, or without access to these files."""
         asked = {node: self.submit(_look, tuple(paths), resources=Resources(0), node=node) for node in self.nodes()}
+        here, _ = _look(())
         for node, ref in asked.items():
             try:
-                version, unreadable = self.get(ref, CONNECT_SECONDS)
+                there, unreadable = self.get(ref, CONNECT_SECONDS)
             except (LostError, self._ray.exceptions.RayError, ImportError) as error:
                 raise PclmixError(
                     f"node {node} cannot run pclmix {__version__} ({_first_line(error)}); install it there, with the "
                     "same Python packages, or take the node out of the cluster"
                 ) from error
-            if version != __version__:
-                raise PclmixError(
-                    f"node {node} has pclmix {version}, this one {__version__}; install the same everywhere"
-                )
+            for name in here:
+                if there[name] != here[name]:
+                    raise PclmixError(
+                        f"node {node} has {name} {there[name]}, this one {here[name]}; install the same everywhere"
+                    )
             if unreadable:
                 raise PclmixError(
                     f"node {node} cannot read {unreadable[0]}; put it where every node sees it under the same path"
@@ -206,44 +228,118 @@ class Cluster:
 def connect(address: str) -> Iterator[Cluster]:
     """Join the cluster at `address` (HOST:PORT), this user's own (`auto`), or start one of this host (`local`)."""
     require_address(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if "RAY_AUTH_MODE" not in os.environ and _has_token():  # Ray's own commands do the same, its init does not
-        os.environ["RAY_AUTH_MODE"] = "token"
+    with _environment(address):
+        ray = need_extra("ray", "cluster", "--cluster")
+        if ray.is_initialized():  # the calling program has its own connection
+            yield Cluster(ray)
+            return
+        _reread_settings()
+        place = own_cluster() if address == AUTO else address
+        if address != LOCAL:
+            _require_answer(place, address)
+        try:
+            # No dashboard; an existing cluster has its own or none.
+            more = {"include_dashboard": False} if address == LOCAL else {}
+            common = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+            with _with_the_handler_of_before():
+                ray.init(address=place, namespace="pclmix", **more, **common)
+        except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+            raise PclmixError(f"--cluster {address}: {_reason(error, place)}") from error
+        try:
+            yield Cluster(ray)
+        finally:
+            with _without_interrupts():
+                ray.shutdown()
+
+
+@contextmanager
+def _environment(address: str) -> Iterator[None]:
+    """Ray's settings in the environment; `local` gets a token of its own and listens on the loopback interface."""
+    before = dict(os.environ)
+    settings = {"RAY_USAGE_STATS_ENABLED": "0"}
     if address == LOCAL:
-        # Ray's only switch for listening on 127.0.0.1 and nowhere else; on Windows and macOS that is the default.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    ray = need_extra("ray", "cluster", "--cluster")
-    common = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
-    if ray.is_initialized():  # the Python program that calls us has its own connection
-        yield Cluster(ray)
-        return
-    place = own_cluster() if address == AUTO else address
-    if address != LOCAL:
-        _require_answer(place, address)
+        # The first is Ray's only switch for listening on 127.0.0.1 alone; on Windows and macOS that is the default.
+        # Ray's own token would be written to the home folder, readable by every user of the host.
+        own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ |= {**own, "RAY_AUTH_MODE": "token"}
+    else:
+        settings |= _PATIENCE
+        if _has_token():  # Ray's commands do this too, ray.init does not
+            settings["RAY_AUTH_MODE"] = "token"
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
     try:
-        # No dashboard; a cluster that somebody else started has its own or none.
-        more = {"include_dashboard": False} if address == LOCAL else {}
-        ray.init(address=place, namespace="pclmix", **more, **common)
-    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        known = "Ray does not start" if address == LOCAL else f"no Ray cluster answers at {place}"
-        raise PclmixError(
-            f"--cluster {address}: {known} ({_first_line(error)}); start one with `ray start --head`, give its "
-            "HOST:PORT, and RAY_AUTH_MODE=token where it asks for a token"
-        ) from error
-    try:
-        yield Cluster(ray)
+        yield
     finally:
-        ray.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _reread_settings() -> None:
+    """Ray reads its environment once, and it may have been imported before or have had another cluster's token."""
+    with suppress(ImportError, AttributeError):
+        inner: Any = import_module("ray._raylet")
+        inner.Config.initialize("")
+        inner.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _with_the_handler_of_before() -> Iterator[None]:
+    """Keep the handler of SIGTERM: Ray's prints a stack and aborts the process in the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C for the few seconds in which Ray ends its processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _reason(error: BaseException, place: str) -> str:
+    """Why there is no connection, and the way out."""
+    said = f"{error} {error.__cause__ or ''}"
+    if place == LOCAL:
+        return f"Ray does not start ({_first_line(error)}); its logs are in /tmp/ray/session_latest/logs"
+    if "AuthToken" in said or "Unauthenticated" in said:
+        return (
+            f"the cluster at {place} asks for another token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH to that of its `ray start`"
+        )
+    if "No node info" in said:
+        return (
+            f"this computer is not a node of the cluster at {place}; give the command on one of its nodes, or add this "
+            f"one with `ray start --address {place}`"
+        )
+    if "ersion mismatch" in said:
+        return f"{' '.join(str(error).split())[:400]}; install the same versions on every node"
+    return (
+        f"no Ray cluster answers at {place} ({_first_line(error)}); start one with `ray start --head`, or correct the "
+        "address"
+    )
 
 
 def require_address(address: str) -> None:
-    """Refuse what is no address before Ray is imported."""
+    """Refuse an invalid address before importing Ray."""
     if address not in (LOCAL, AUTO) and not _is_address(address):
         raise PclmixError(f"--cluster {address}: write local, auto or the HOST:PORT of a Ray cluster")
 
 
 def _require_answer(place: str, address: str) -> None:
-    """Refuse at once an address at which nothing listens: Ray would try for minutes and write warnings."""
+    """Refuse an address at which nothing listens: Ray would retry for minutes."""
     host, _, port = place.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
@@ -260,9 +356,9 @@ def _is_address(text: str) -> bool:
 
 
 def own_cluster() -> str:
-    """The HOST:PORT that `auto` stands for: RAY_ADDRESS, or what this user's last `ray start` here wrote down.
+    """The HOST:PORT of `auto`: RAY_ADDRESS, or the address recorded by this user's last `ray start` on this host.
 
-    Ray's own `auto` would go on to join any Ray that runs on the host, whoever started it.
+    Ray's own `auto` would join any Ray on the host, also another user's.
     """
     named = os.environ.get("RAY_ADDRESS", "")
     if named:
@@ -293,9 +389,10 @@ def _has_token() -> bool:
     return bool(named) or (Path.home() / ".ray" / "auth_token").is_file()
 
 
-def _look(paths: Sequence[Path]) -> tuple[str, list[Path]]:
-    """Runs on a node: its version, and what it cannot read."""
-    return __version__, [path for path in paths if not os.access(path, os.R_OK)]
+def _look(paths: Sequence[Path]) -> tuple[dict[str, str], list[Path]]:
+    """Runs on a node: returns its versions, which results depend on, and the files that it cannot read."""
+    versions = {"pclmix": __version__, "torch": version("torch").partition("+")[0]}  # +cpu and +cu130 may be mixed
+    return versions, [path for path in paths if not os.access(path, os.R_OK)]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,1 +1,1 @@
-"""Studies that train several times: cross-validation, ablation, sweep, demo."""
+"""Studies of several trainings: cross-validation, ablation, sweep, demo."""

@@ -1,4 +1,4 @@
-"""The demo: PCLMix and partial cross-entropy, the same scribbles and seconds, scored on held-out patients."""
+"""The demo: PCLMix and partial cross-entropy on the same scribbles, scored on held-out patients, and its page."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from pclmix import __version__
-from pclmix.data.dataset import Dataset, write_splits
-from pclmix.data.splits import patient_splits
+from pclmix.config import load_config
+from pclmix.data.check import check
+from pclmix.data.dataset import Dataset, patient_splits, write_splits
 from pclmix.errors import PclmixError
 from pclmix.inference import load
 from pclmix.inference.files import predict_files
+from pclmix.inference.uncertainty import FOLDER
 from pclmix.io.files import atomic_path, read_json, refuse_existing, write_json
+from pclmix.io.volume import read_image, read_labels
 from pclmix.metrics import Summary, evaluate
 from pclmix.metrics.comparison import LEVEL, Comparison, compare_pair
+from pclmix.metrics.summary import AVERAGE
+from pclmix.report import figures, pages, tables
+from pclmix.report.tables import Run
 from pclmix.report.training import draw_run
 from pclmix.synth.phantom import make_phantom
 from pclmix.training.log import ENVIRONMENT, RUN, read_metrics
@@ -30,7 +37,7 @@ METHODS = ("pclmix", "pce")
 NAMES = {"pclmix": "PCLMix", "pce": "Partial cross-entropy", "full": "Full supervision"}
 RECIPE = "demo"
 DATASET, REPORT, RESULT = "dataset", "report.html", "demo.json"
-#: Everything that a demo writes; a folder that holds anything else is never overwritten.
+#: All names that a demo writes; a folder with other files is never overwritten.
 OWN = {DATASET, REPORT, RESULT, *METHODS}
 FOLD = 1
 #: Half for training and half held out. With few annotated patients the methods differ most: with 16 for training
@@ -41,7 +48,7 @@ SECONDS = 80.0  #: for each method; the whole demo then takes well under four mi
 
 @dataclass(frozen=True)
 class Trained:
-    """One method of the demo: its run folder, how long it trained, and its scores on the held-out patients."""
+    """One method of the demo: run folder, training time, and scores on the held-out patients."""
 
     method: str
     run: Path
@@ -82,7 +89,7 @@ class Demo:
     difference: Comparison
     seed: int
     budget: float  #: seconds of training each method was given
-    seconds: float  #: of everything, until the report
+    seconds: float  #: total seconds until the report
 
     @property
     def points(self) -> float:
@@ -91,7 +98,7 @@ class Demo:
 
     @property
     def verdict(self) -> str:
-        """One sentence: which method is ahead, by how much, and how sure that is."""
+        """One sentence: the better method, the difference and its interval."""
         ours, other = self.trained
         interval = self.difference.mean["Dice"]
         side = "ahead of" if self.points >= 0 else "behind"
@@ -134,10 +141,9 @@ def run_demo(
     out: Path, *, seed: int = 0, seconds: float = SECONDS, overwrite: bool = False, console: Console | None = None
 ) -> Demo:
     """Make the phantom, train, predict, evaluate and write OUT/report.html and OUT/demo.json."""
-    from pclmix.studies.demo_page import page
-
     console = console or Console(stderr=True)
     started = time.perf_counter()
+    load_config("demo", None, [f"engine.seconds={seconds}"])  # refused before anything is written
     clear(out, overwrite=overwrite)
     console.print(f"making the phantom: {PATIENTS} patients", highlight=False)
     make_dataset(out / DATASET, seed)
@@ -168,7 +174,7 @@ def signed(value: float) -> str:
 
 
 def clear(out: Path, *, overwrite: bool) -> None:
-    """Make room for a demo: an earlier one goes if `overwrite`, anything else is refused."""
+    """Remove an earlier demo if `overwrite`; refuse any other existing folder."""
     refuse_existing(out, overwrite=overwrite, way_out="replace it with --overwrite, or choose another --out")
     if not out.is_dir():
         return
@@ -192,7 +198,7 @@ def train_and_score(out: Path, method: str, seed: int, seconds: float, console: 
     dataset, run = out / DATASET, out / method
     console.print(f"training {NAMES.get(method, method)} for {seconds:g} seconds", highlight=False)
     overrides = [f"engine.seconds={seconds}", f"seed={seed}"]
-    # Always on the CPU: the recipe was chosen there, and a GPU would be idle most of the time with its small batches.
+    # Always on the CPU: the recipe was chosen for it, and its batches are too small for a GPU.
     request = TrainRequest(
         dataset,
         run,
@@ -215,3 +221,118 @@ def train_and_score(out: Path, method: str, seed: int, seconds: float, console: 
     summary.write_csv(run / "cases.csv")
     status = read_json(run / RUN)
     return Trained(method, run, int(status["step"]), float(status["seconds"]), summary)
+
+
+#: Terms of metrics.jsonl by the names of the paper.
+TERMS = {
+    "loss": "total loss",
+    "loss/sup": "supervised, eq. 4",
+    "loss/ctr": "contrast, eq. 8",
+    "loss/het": "consistency between decoders, eq. 9",
+    "loss/mix": "consistency under mixing, eq. 12",
+    "loss/pce": "partial cross-entropy, eq. 3",
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One cell of the table of pictures."""
+
+    name: str
+    uri: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Row:
+    cells: list[Picture]
+    caption: str
+
+
+def page(demo: Demo) -> str:
+    """The whole page."""
+    labels, trained = demo.dataset.labels, demo.trained
+    table = tables.build([Run(one.name, one.summary) for one in trained], against=None, empty="nan")
+    dice = [(f"{100 * one.summary.mean('Dice').mean:.1f}", f"{one.name}, mean Dice, %") for one in trained]
+    heads = ["image", "scribble", *(text for one in trained for text in (one.name, "its uncertainty")), "dense mask"]
+    colours = [*labels.colours()[1:], figures.BACKGROUND_STROKE]
+    return pages.render(
+        "demo.html.j2",
+        verdict=demo.verdict,
+        tiles=[(signed(demo.points), "Dice points of difference"), *dice],
+        table=table,
+        heads=heads,
+        rows=[_row(demo, case, rank) for case, rank in chosen_cases(trained[0])],
+        legend=list(zip([*labels.foreground, "background stroke"], colours, strict=True)),
+        training=[{"name": one.name, "rate": _rate(one), "curves": _curves(one)} for one in trained],
+        facts=_facts(demo),
+    )
+
+
+def chosen_cases(one: Trained) -> list[tuple[str, str]]:
+    """Best, median and worst case by mean Dice; all cases if there are fewer than three."""
+    values = one.summary.by_case(AVERAGE, "Dice")
+    order = sorted((case for case in values if not math.isnan(values[case])), key=lambda case: (-values[case], case))
+    places = {0: "best", (len(order) - 1) // 2: "median", len(order) - 1: "worst"} if len(order) > 2 else {}
+    return [(order[place], word) for place, word in places.items()] or [(case, "") for case in order]
+
+
+def _row(demo: Demo, case: str, rank: str) -> Row:
+    """The slice with the most foreground: image, scribble, each method's labels and entropy, dense mask."""
+    dataset, labels = demo.dataset, demo.dataset.labels
+    truth = dataset.read_reference(case)[0]
+    z = int((truth > 0).sum(axis=(1, 2)).argmax())
+    base = figures.base(dataset.read_image(case), z)
+    cells = [
+        _picture(base, f"image of {case}"),
+        _picture(figures.paint(base, dataset.read_scribble(case)[0][z], labels, 1.0), "scribble"),
+    ]
+    for one in demo.trained:
+        file = f"{case}{dataset.ending}"
+        predicted = read_labels(one.predictions / file)[0][z]
+        entropy = read_image(one.predictions / FOLDER / file).array[0, z]
+        shown = figures.outline(figures.paint(base, predicted, labels), truth[z])
+        cells += [_picture(shown, f"prediction of {one.name}"), _picture(figures.heat(entropy), "uncertainty")]
+    cells.append(_picture(figures.paint(base, truth[z], labels), "dense mask"))
+    word = f"{rank.capitalize()} case of {demo.trained[0].name}: " if rank else ""
+    where = ", ".join(filter(None, (case, figures.slice_name(z, len(truth)))))
+    dice = ", ".join(f"{one.name} {100 * one.summary.by_case(AVERAGE, 'Dice')[case]:.1f}" for one in demo.trained)
+    return Row(cells, f"{word}{where}. Dice of the case: {dice}")
+
+
+def _picture(array: Any, name: str) -> Picture:
+    return Picture(name, pages.data_uri(array), array.shape[1], array.shape[0])
+
+
+def _rate(one: Trained) -> str:
+    return f"{one.steps} steps in {one.seconds:.0f} s, {one.steps / max(one.seconds, 1e-9):.1f} per second"
+
+
+def _curves(one: Trained) -> list[Any]:
+    lines = one.curves()
+    names = [name for name in (lines[-1] if lines else {}) if name.startswith("loss")]
+    if len(names) == 2:
+        names = names[1:]  # a single term is the total
+    drawn = []
+    for name in names:
+        title = TERMS.get(name, name.removeprefix("loss/"))
+        points = np.array([(line["step"], line[name]) for line in lines if name in line]).T
+        drawn.append(pages.svg(figures.loss_curve(points[0], points[1], title), title))
+    return drawn
+
+
+def _facts(demo: Demo) -> list[tuple[str, str]]:
+    fold, environment = demo.dataset.fold(FOLD), demo.environment
+    drawn = sum(share.share for share in check(demo.dataset, fold.train).classes)
+    threads = int(environment["threads"])
+    return [
+        ("Training data", f"{len(fold.train)} volumes; {100 * drawn:.1f} % of their pixels carry a stroke"),
+        ("Test data", f"{len(fold.test)} volumes of other patients, used after training only"),
+        ("Shared by both", "scribbles, encoder, CNN decoder, augmentation, optimiser, training time"),
+        ("Recipe and seed", f"{demo.to_json()['recipe']}, seed {demo.seed}"),
+        ("Machine", f"{environment['device'].upper()} with {threads} thread{'s'[: threads > 1]}"),
+        ("Time", f"{demo.seconds:.0f} s in all, of them {demo.budget:g} s of training for each method"),
+        ("Software", f"pclmix {environment['pclmix']}, torch {environment['packages']['torch']}"),
+        ("To repeat", f"pclmix demo --out {demo.root.name} --overwrite --seed {demo.seed}"),
+    ]

@@ -1,10 +1,10 @@
-"""Executors of a study's runs: one after the other in this process, or as tasks on the nodes of a cluster."""
+"""Executors of a study's runs: sequentially in this process, or as tasks on a cluster."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,18 @@ from pclmix.cluster.engine import Cluster, ClusterOptions, LostError, Resources,
 from pclmix.config import load_config
 from pclmix.errors import PclmixError
 from pclmix.io.files import sweep_leftovers
-from pclmix.studies.plan import Run, Study, is_done
+from pclmix.studies.plan import PREDICTIONS, Run, Study, is_done
 from pclmix.studies.status import LiveTable
 from pclmix.studies.work import LOG, Order, Places, on_node, perform
 
-ATTEMPTS = 4  #: at a run whose worker or node is lost each time
-STOP_SECONDS = 120.0  #: for runs that were told to save and stop
-QUEUED = 256  #: tasks that Ray holds at a time, at least; the rest wait here
+ATTEMPTS = 4  #: attempts at a run whose worker or node is lost
+STOP_SECONDS = 120.0  #: seconds for runs to save and stop
+QUEUED = 256  #: minimum number of tasks queued in Ray
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What each run trains on."""
+    """Devices of each run."""
 
     device: str = "auto"
     count: int = 1
@@ -38,13 +38,14 @@ ANY = Devices()
 def execute(
     study: Study, runs: Sequence[Run], devices: Devices, options: ClusterOptions, console: Console
 ) -> dict[str, str]:
-    """Do the runs that are not done; the reasons of those that failed, by name. KeyboardInterrupt when stopped.
+    """Execute the unfinished runs; returns error messages by run name. Raises KeyboardInterrupt when stopped.
 
-    The study is written when nothing is left to refuse: a cluster that does not answer leaves no folder behind.
+    The study is written after all checks: an unreachable cluster leaves no folder.
     """
     study.earlier()
     todo = []
-    for folder in (study.folder, *map(study.place, runs)):
+    places = [study.place(run) for run in runs]
+    for folder in (study.folder, *places, *(place / PREDICTIONS for place in places)):
         sweep_leftovers(folder)
     for run in runs:
         if is_done(study.place(run)):
@@ -56,9 +57,10 @@ def execute(
         return {}
     if options.address is None:
         return _in_turn(study.begin(), todo, devices, options, console)
-    _require_absolute(todo)
+    files = _files_of(todo)
+    _require_absolute(files)
     with connect(options.address) as cluster:
-        return _OnCluster(study, devices, options, cluster, console).execute(todo)
+        return _OnCluster(study, devices, options, cluster, console).execute(todo, files)
 
 
 def _in_turn(
@@ -70,7 +72,7 @@ def _in_turn(
         order = Order(study, run, devices.device, devices.count, options.cores)
         record = perform(order, Places(study.dataset, order.folder), console)
         if record.status == "interrupted":
-            _say(console, "stopped and saved; the same command goes on")
+            _say(console, "stopped and saved; the same command continues")
             raise KeyboardInterrupt
         if record.status == "failed":
             failed[run.name] = record.reason
@@ -79,7 +81,7 @@ def _in_turn(
 
 
 class _OnCluster:
-    """Runs as tasks. One that loses its worker is queued again and resumes from the last checkpoint."""
+    """Executes runs as tasks. A run whose worker is lost is queued again and resumes from its last checkpoint."""
 
     def __init__(
         self, study: Study, devices: Devices, options: ClusterOptions, cluster: Cluster, console: Console
@@ -90,14 +92,15 @@ class _OnCluster:
         self.count = devices.count
         self.key = carry.fingerprint(study.dataset)
 
-    def execute(self, runs: Sequence[Run]) -> dict[str, str]:
-        self.cluster.require_ready(_files_of(runs))
+    def execute(self, runs: Sequence[Run], files: Sequence[Path]) -> dict[str, str]:
+        """`files` are those that the runs read besides the dataset."""
+        self.cluster.require_ready(files)
         self.study = self.study.begin()
         nodes = self.cluster.nodes()
         slots = sum(node.slots(self.resources) for node in nodes)
         where = f"{len(nodes)} node(s) of the cluster at {self.cluster.address}"
         self._say(f"{len(runs)} runs on {where}, {slots} at a time, {self.resources} each")
-        # On the node of this process, whose folders it reads and writes for nodes that cannot.
+        # On the driver's node: it reads and writes folders for nodes without access.
         depot = self.cluster.actor(
             carry.Depot, self.study.dataset, self.study.folder, resources=Resources(0), node=self.cluster.here
         )
@@ -112,38 +115,39 @@ class _OnCluster:
                         flying[self._submit(run, attempt, depot)] = (run, attempt)
                     for ref in self.cluster.ready(list(flying), table.EVERY):
                         run, attempt = flying.pop(ref)
-                        reason = self._settle(ref, run, attempt, queue)
+                        reason, said = self._settle(ref, run, attempt, queue)
+                        table.say(said)
                         if reason:
                             failed[run.name] = reason
-                    table.update({run for run, _ in flying.values()})
+                    table.update(run for run, _ in flying.values())
             except (KeyboardInterrupt, SystemExit):
+                table.flush()
                 self._stop(list(flying))
                 raise
         return failed
 
     def _submit(self, run: Run, attempt: int, depot: Any) -> Any:
-        order = Order(self.study, run, self.device, self.count, self.resources.cores, attempt)
+        study = replace(self.study, runs=())  # every task is sent the whole order: with thousands of runs, megabytes
+        order = Order(study, run, self.device, self.count, self.resources.cores, attempt)
         return self.cluster.submit(on_node, order, self.key, depot, resources=self.resources, name=run.folder)
 
-    def _settle(self, ref: Any, run: Run, attempt: int, queue: deque[tuple[Run, int]]) -> str:
-        """What became of a task that has ended: the reason where it failed for good."""
+    def _settle(self, ref: Any, run: Run, attempt: int, queue: deque[tuple[Run, int]]) -> tuple[str, str]:
+        """Handle an ended task; returns the error if it is not retried, and what to say."""
         try:
             record = self.cluster.get(ref)
         except LostError as error:
             if attempt == ATTEMPTS:
-                self._say(f"{run.name} failed: its worker was lost {attempt} times")
-                return f"its worker was lost {attempt} times, at last: {error}"
-            self._say(f"{run.name}: its worker was lost ({error}); it goes on elsewhere")
+                reason = f"its worker was lost {attempt} times, at last: {error}"
+                return reason, f"{run.name} failed: its worker was lost {attempt} times"
             queue.appendleft((run, attempt + 1))
-            return ""
-        except Exception as error:  # the node could not even begin; the other runs go on
-            self._say(f"{run.name} failed: {error}")
-            return str(error) or type(error).__name__
+            return "", f"{run.name}: its worker was lost ({error}); it is queued again"
+        except Exception as error:  # the node could not start the run; other runs continue
+            return str(error) or type(error).__name__, f"{run.name} failed: {error}"
+        where = f"{record.node} ({record.address})"
         if record.status == "failed":
-            self._say(f"{run.name} failed on {record.node} ({record.address}): {record.reason}")
-            return f"{record.reason} (on {record.node}, output in {self.study.place(run) / LOG})"
-        self._say(f"{run.name}: {record.status} on {record.node} ({record.address})")
-        return ""
+            reason = f"{record.reason} (on {record.node}, output in {self.study.place(run) / LOG})"
+            return reason, f"{run.name} failed on {where}: {record.reason}"
+        return "", f"{run.name}: {record.status} on {where}"
 
     def _stop(self, flying: list[Any]) -> None:
         self._say("stopping: runs save a checkpoint first")
@@ -151,7 +155,7 @@ class _OnCluster:
             self.cluster.cancel(ref)
         while flying and (ended := self.cluster.ready(flying, STOP_SECONDS)):
             flying = [ref for ref in flying if ref not in ended]
-        self._say("stopped and saved; the same command goes on")
+        self._say("stopped and saved; the same command continues")
 
     def _say(self, text: str) -> None:
         _say(self.console, text)
@@ -162,7 +166,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def _files_of(runs: Sequence[Run]) -> list[Path]:
-    """Files besides the dataset that runs read: recipes of the user's, weights to start from."""
+    """Files besides the dataset that runs read: recipe files and initial weights."""
     found = set()
     for settings in {run.settings for run in runs}:
         recipe, weights = (
@@ -174,7 +178,7 @@ def _files_of(runs: Sequence[Run]) -> list[Path]:
     return [Path(name) for name in sorted(found)]
 
 
-def _require_absolute(runs: Sequence[Run]) -> None:
-    for path in _files_of(runs):
+def _require_absolute(files: Sequence[Path]) -> None:
+    for path in files:
         if not path.is_absolute():
             raise PclmixError(f"{path}: with --cluster write the whole path; nodes have other working folders")

@@ -1,4 +1,4 @@
-"""A study on disk: STUDY/study.json lists its runs, RUN/node.json says where one runs and that it is alive."""
+"""A study on disk: STUDY/study.json lists its runs, RUN/node.json has the node and heartbeat of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pclmix import __version__
-from pclmix.errors import PclmixError
+from pclmix.errors import PclmixError, checked
 from pclmix.inference.predictor import TTA
 from pclmix.io.files import atomic_path, read_json, refuse_existing, require_writable, write_json
 from pclmix.training.log import CONFIG, read_metrics
@@ -25,16 +25,16 @@ from pclmix.training.log import CONFIG, read_metrics
 STUDY, README = "study.json", "README.txt"
 NODE = "node.json"  #: in a run folder
 EVALUATION, CASES, PREDICTIONS = "evaluation.json", "cases.csv", "predictions"
-BEAT = 5.0  #: seconds between signs of life
+BEAT = 5.0  #: seconds between heartbeats
 Status = Literal["running", "finished", "failed", "interrupted"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the result of a run besides its data; a run goes on only with the same ones."""
+    """Settings that determine a run besides its data; a run continues only with the same ones."""
 
     method: str | None = None
-    recipe: str = "fast"  #: never a plan that each run would make for itself: runs of a study are compared
+    recipe: str = "fast"  #: never a separate plan per run, since runs are compared
     overrides: tuple[str, ...] = ()
     tta: TTA = "none"
     largest_component: bool = False
@@ -42,9 +42,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """One training of a study, predicted and scored. Runs do not depend on each other."""
+    """One training of a study with its predictions and scores. Runs are independent."""
 
-    folder: str  #: below the study's own, with / between parts
+    folder: str  #: relative to the study, with / as separator
     fold: int
     settings: Settings
     variant: str = ""  #: its row in the table; empty in a cross-validation
@@ -53,30 +53,24 @@ class Run:
     def name(self) -> str:
         return f"{self.variant}, fold {self.fold}" if self.variant else f"fold {self.fold}"
 
-    @classmethod
-    def from_json(cls, folder: str, content: dict[str, Any]) -> Run:
-        given = content["settings"]
-        settings = Settings(**{**given, "overrides": tuple(given["overrides"])})
-        return cls(folder, content["fold"], settings, content["variant"])
-
 
 @dataclass(frozen=True)
 class Study:
     """Runs of one dataset in one folder."""
 
     folder: Path
-    kind: str  #: the command that made it
+    kind: str  #: the command line
     dataset: Path
     runs: tuple[Run, ...]
     id: str = ""
     command: str = ""
-    started_in: str = ""  #: the working folder that the command's paths are relative to
+    started_in: str = ""  #: the working directory of the command
 
     def place(self, run: Run) -> Path:
         return self.folder / run.folder
 
     def earlier(self) -> Study | None:
-        """The study that this one continues, None where it is new. Refused where they differ; nothing is written."""
+        """The study that this one continues, None if it is new. Refuses a different one; writes nothing."""
         folder = self.folder
         if folder.is_file():
             raise PclmixError(f"{folder} is a file; --out is the folder for the runs")
@@ -110,9 +104,16 @@ class Study:
             },
         }
         write_json(folder / STUDY, content)
+        with atomic_path(marker(folder, str(content["id"]))):
+            pass
         with atomic_path(folder / README) as temporary:
             temporary.write_text(_readme(content), encoding="utf-8")
         return read_study(folder)
+
+
+def marker(folder: Path, study: str) -> Path:
+    """An empty file named by a study's id: nodes look for it instead of reading study.json for each of its runs."""
+    return folder / f".{study}"
 
 
 def read_study(folder: Path) -> Study:
@@ -122,24 +123,17 @@ def read_study(folder: Path) -> Study:
         raise PclmixError(f"{path} does not exist; give the --out folder of crossval, ablate or sweep")
     content = read_json(path)
     try:
-        runs = tuple(Run.from_json(name, entry) for name, entry in content["runs"].items())
-        return Study(
-            Path(folder),
-            content["kind"],
-            Path(content["dataset"]),
-            runs,
-            content["id"],
-            content["command"],
-            content["started_in"],
-        )
+        runs = tuple({"folder": name, **entry} for name, entry in content["runs"].items())
+        about = {key: content[key] for key in ("kind", "dataset", "id", "command", "started_in")}
     except (KeyError, TypeError, AttributeError) as error:
         raise PclmixError(
             f"{path} is damaged or of another version of pclmix ({error!r}); choose another --out"
         ) from error
+    return checked(Study, {**about, "folder": Path(folder), "runs": runs}, path)
 
 
 def _require_same(earlier: Study, now: Study) -> None:
-    """A run that has begun goes on with the settings it began with, on the same dataset."""
+    """Refuse to continue a run with other settings or another dataset."""
     for what, before, here in (("command", earlier.kind, now.kind), ("dataset", earlier.dataset, now.dataset)):
         if before != here:
             raise PclmixError(
@@ -189,30 +183,29 @@ comparison/        the table and figures over all variants, once every run is fi
 
 @dataclass(frozen=True)
 class Record:
-    """One attempt at a run; `earlier` has the nodes and the ends of those before it."""
+    """One attempt at a run; `earlier` has the nodes and end times of previous ones."""
 
     status: Status
     node: str
     address: str  #: of the node in the cluster; empty without one
     device: str
-    threads: int  #: of torch on the CPU: results on a CPU are equal bit for bit where this is, too
+    threads: int  #: torch's CPU capability: CPU results are bit-identical if this is equal, too
     pid: int
     started: float
     seen: float  #: seconds since the epoch, as `started`
     attempt: int = 1
     from_step: int = 0
-    dataset: str = "read in place"  #: or carried to the node by Ray
+    dataset: str = "read in place"  #: or transferred to the node by Ray
     scored: bool = True  #: false where no test case has a dense mask
     reason: str = ""
     earlier: tuple[dict[str, Any], ...] = ()
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record of a run folder, None where there is none that can be read."""
+    """The record of a run folder; None if missing or unreadable."""
     try:
-        content = read_json(folder / NODE)
-        return Record(**{**content, "earlier": tuple(content["earlier"])})
-    except (PclmixError, TypeError, KeyError):
+        return checked(Record, read_json(folder / NODE), folder / NODE)
+    except PclmixError:
         return None
 
 
@@ -229,7 +222,7 @@ def is_done(folder: Path) -> bool:
 
 
 def new_record(folder: Path, *, device: str, threads: int, address: str = "", attempt: int = 1) -> Record:
-    """The record of an attempt that begins here and now."""
+    """The record of an attempt that starts now on this host."""
     before = read_record(folder)
     earlier: tuple[dict[str, Any], ...] = ()
     if before is not None:
@@ -254,12 +247,12 @@ def new_record(folder: Path, *, device: str, threads: int, address: str = "", at
 
 @contextmanager
 def beating(folder: Path, record: Record, carry: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Within, `seen` in RUN/node.json moves on, and `carry` is called as often."""
+    """Inside, update `seen` in RUN/node.json and call `carry` periodically."""
     over = threading.Event()
 
     def beat() -> None:
         while not over.wait(BEAT):
-            with suppress(Exception):  # a full disk, a folder gone: the run itself meets and reports that
+            with suppress(Exception):  # a full disk or missing folder: the run itself reports it
                 write_record(folder, replace(record, seen=time.time()))
                 carry()
 

@@ -1,11 +1,11 @@
-"""How far a study is: read from its folder alone, by the command that runs it or from any other shell."""
+"""Progress of a study, read from its folder; works from any shell."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,35 +16,35 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from pclmix.config import planned_steps
+from pclmix.config import Config, build, planned_steps
 from pclmix.errors import PclmixError
 from pclmix.io.files import read_json
 from pclmix.studies.plan import EVALUATION, Record, Run, Study, is_done, read_record
-from pclmix.training.log import METRICS, read_config
+from pclmix.training.log import ENVIRONMENT, METRICS, read_config
 
-SILENT = 60.0  #: seconds without a sign of life after which a run is no longer called running
+SILENT = 60.0  #: seconds without a heartbeat after which a run no longer counts as running
 ORDER = ("running", "silent", "failed", "interrupted", "finished", "waiting")
 _COLOURS = {"running": "green", "silent": "yellow", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
 
 
 @dataclass(frozen=True)
 class State:
-    """One run at one moment."""
+    """State of one run."""
 
     run: Run
     status: str  #: one of ORDER
     node: str = ""
     step: int = 0
-    share: float = 0.0  #: of its steps or seconds
-    left: float | None = None  #: seconds, where they can be estimated
-    best: str = ""  #: Dice of a finished run; of another the best validation recall or the lowest loss
+    share: float = 0.0  #: fraction of its steps or seconds
+    left: float | None = None  #: seconds, if they can be estimated
+    best: str = ""  #: Dice of a finished run, else the best validation recall or the lowest loss
     dice: float | None = None
     took: float | None = None  #: seconds of the last attempt of a finished run
     reason: str = ""
 
 
 class Follower:
-    """The state of one run, reading only what was added since the last time."""
+    """Follows the state of one run; reads only appended lines."""
 
     def __init__(self, study: Study, run: Run) -> None:
         self.run, self.folder = run, study.place(run)
@@ -73,7 +73,7 @@ class Follower:
     def _finished(self, record: Record | None) -> State:
         self._read_metrics()
         dice = None
-        with suppress(PclmixError, KeyError, TypeError):
+        with suppress(PclmixError, KeyError, TypeError, ValueError):
             dice = float(read_json(self.folder / EVALUATION)["mean"]["Dice"])
         node = f"{record.node} {record.address}".strip() if record is not None else ""
         took = record.seen - record.started if record is not None else None
@@ -83,7 +83,7 @@ class Follower:
     def _read_metrics(self) -> None:
         path = self.folder / METRICS
         with suppress(OSError):
-            if path.stat().st_size < self._offset:  # a resumed run cut it back to its checkpoint
+            if path.stat().st_size < self._offset:  # truncated to the checkpoint by a resumed run
                 self._offset, self._lowest = 0, {}
             with path.open("rb") as file:
                 file.seek(self._offset)
@@ -91,12 +91,12 @@ class Follower:
             whole = added[: added.rfind(b"\n") + 1]
             self._offset += len(whole)
             for text in whole.splitlines():
-                with suppress(json.JSONDecodeError):
+                with suppress(ValueError, TypeError, KeyError, AttributeError):
                     self._note(json.loads(text))
 
     def _note(self, line: dict[str, float]) -> None:
         self._step = int(line["step"])
-        if line.get("round", 1) != self._round:  # its loss is another one
+        if line.get("round", 1) != self._round:  # the loss differs
             self._round, self._lowest = int(line["round"]), {}
         for name, sign in (("loss", 1.0), ("validation/recall", -1.0)):
             if name in line:
@@ -109,23 +109,31 @@ class Follower:
 
     def _share(self, record: Record) -> float:
         if self._budget is None:
-            with suppress(PclmixError, KeyError):
-                config = read_config(self.folder) or {}
-                self._budget = (planned_steps(config), config["engine"]["seconds"])
+            with suppress(PclmixError):
+                config = build(Config, read_config(self.folder) or {}, str(self.folder))
+                self._budget = (planned_steps(config.model_dump()), config.engine.seconds)
         if self._budget is None:
             return 0.0
         steps, seconds = self._budget
         if seconds is not None:
-            return min(1.0, (record.seen - record.started) / seconds)
+            return min(1.0, max(0.0, record.seen - self._training_since(record)) / seconds)
         return min(1.0, self._step / steps)
 
     def _left(self, record: Record, share: float) -> float | None:
         if self._budget is None:
             return None
+        took = max(0.0, time.time() - self._training_since(record))
         if self._budget[1] is not None:
-            return max(0.0, self._budget[1] - (time.time() - record.started))
+            return max(0.0, self._budget[1] - took)
         done = share - record.from_step / self._budget[0]
-        return None if done <= 0 else (1 - share) * (time.time() - record.started) / done
+        return None if done <= 0 else (1 - share) * took / done
+
+    def _training_since(self, record: Record) -> float:
+        """An attempt first imports, reads the dataset and compiles; then, with its first steps, it writes this file."""
+        try:
+            return max(record.started, (self.folder / ENVIRONMENT).stat().st_mtime)
+        except OSError:
+            return record.started
 
 
 def read_states(study: Study) -> list[State]:
@@ -133,7 +141,7 @@ def read_states(study: Study) -> list[State]:
 
 
 def render(states: Sequence[State], title: str, rows: int | None = None) -> Table:
-    """The table of a study; with many runs those that run come first, and at most `rows` are shown."""
+    """The table of a study; running runs come first, and at most `rows` are shown."""
     counts = Counter(state.status for state in states)
     said = ", ".join(f"{counts[status]} {status}" for status in ORDER if counts[status])
     caption = [f"{len(states)} runs: {said}"]
@@ -162,7 +170,7 @@ def render(states: Sequence[State], title: str, rows: int | None = None) -> Tabl
 
 
 def time_left(states: Sequence[State]) -> float | None:
-    """Seconds until all are finished, if the waiting ones take as long as those that are finished."""
+    """Seconds until all runs are finished, if waiting ones take as long as finished ones."""
     took = [state.took for state in states if state.took]
     running = [state.left for state in states if state.left is not None]
     waiting = sum(state.status == "waiting" for state in states)
@@ -177,14 +185,21 @@ def duration(seconds: float) -> str:
 
 
 class LiveTable:
-    """The table, kept up to date on a terminal; elsewhere the lines that the executor prints are all."""
+    """A live table on a terminal, below the executor's lines; elsewhere the lines alone.
 
-    EVERY = 1.0  #: seconds between two looks
+    The table reads files of every queued run and has all runs in it, and each printed line draws it again: lines wait
+    for the next update.
+    """
+
+    EVERY = 1.0  #: seconds between updates, at least
+    REST = 20  #: or so many times what an update took, which limits updates to 5 % of the time
 
     def __init__(self, study: Study, runs: Sequence[Run], console: Console) -> None:
         self.study, self.console = study, console
-        self._followers = {run: Follower(study, run) for run in runs}
-        self._states = {run: State(run, "waiting") for run in runs}
+        self._followers = {run.folder: Follower(study, run) for run in runs}
+        self._states = {run.folder: State(run, "waiting") for run in runs}
+        self._lines: list[str] = []
+        self._not_before = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> LiveTable:
@@ -197,12 +212,30 @@ class LiveTable:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        self.flush()
 
-    def update(self, queued: Collection[Run]) -> None:
-        """Look at the runs that are `queued` or were the last time; the others cannot have changed."""
+    def say(self, line: str) -> None:
+        self._lines.append(line)
         if self._live is None:
+            self.flush()
+
+    def flush(self) -> None:
+        """Print the lines that wait."""
+        if self._lines:
+            self.console.print("\n".join(self._lines), highlight=False, markup=False, soft_wrap=True)
+            self._lines.clear()
+
+    def update(self, queued: Iterable[Run]) -> None:
+        """Update, if it is time, runs that are or were `queued`; others cannot have changed."""
+        began = time.monotonic()
+        if self._live is None or began < self._not_before:
             return
-        moving = [run for run, state in self._states.items() if run in queued or state.status in ("running", "silent")]
-        self._states.update({run: self._followers[run].state() for run in moving})
+        moving = {run.folder for run in queued}
+        moving |= {folder for folder, state in self._states.items() if state.status in ("running", "silent")}
+        self._states.update({folder: self._followers[folder].state() for folder in moving})
         rows = max(5, self.console.height - 8)
-        self._live.update(render(list(self._states.values()), str(self.study.folder), rows), refresh=True)
+        table = render(list(self._states.values()), str(self.study.folder), rows)
+        self._live.update(table, refresh=not self._lines)
+        self.flush()
+        spent = time.monotonic() - began
+        self._not_before = began + max(self.EVERY, self.REST * spent)

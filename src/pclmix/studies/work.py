@@ -19,8 +19,8 @@ from pclmix.cluster import carry
 from pclmix.data.dataset import Dataset
 from pclmix.data.store import cache_folder
 from pclmix.errors import PclmixError
-from pclmix.inference.checkpoint import load
 from pclmix.inference.files import RECORD, predict_files
+from pclmix.inference.torch import load
 from pclmix.io.files import read_json, write_json
 from pclmix.metrics import evaluate
 from pclmix.report.training import draw_run
@@ -34,25 +34,24 @@ from pclmix.studies.plan import (
     Study,
     beating,
     is_done,
+    marker,
     new_record,
     read_record,
-    read_study,
     write_record,
 )
-from pclmix.training.claim import ClaimedError, claimed
 from pclmix.training.log import write_status
 from pclmix.training.request import TrainRequest
-from pclmix.training.start import run_training
+from pclmix.training.start import ClaimedError, claimed, run_training
 
 LOG = "console.log"
-CLAIM_SECONDS = 60.0  #: for the process of a lost worker to end on this host
+CLAIM_SECONDS = 60.0  #: seconds for a lost worker's process to end on this host
 
 
 @dataclass(frozen=True)
 class Order:
-    """A run of a study and the means to do it with."""
+    """A run of a study with its resources."""
 
-    study: Study
+    study: Study  #: on a cluster without its runs
     run: Run
     device: str = "auto"
     devices: int = 1
@@ -61,25 +60,23 @@ class Order:
 
     @property
     def folder(self) -> Path:
-        """The run's folder in the study, as its driver sees it."""
+        """The run's folder in the study, as a path of the driver."""
         return self.study.place(self.run)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where an order's files lie for the process that does it, and how they get back to the study."""
+    """Local paths of an order's files, and their transfer back to the study."""
 
     dataset: Path
     folder: Path
     address: str = ""
-    carried: bool = False  #: the dataset was brought here
-    courier: carry.Courier | None = (
-        None  #: brings the run's files back, where the study's folder cannot be written from here
-    )
+    carried: bool = False  #: whether the dataset was transferred to this node
+    courier: carry.Courier | None = None  #: transfers the run's files if this node cannot write the study's folder
 
 
 def perform(order: Order, places: Places, console: Console) -> Record:
-    """Do one run and return its record. Nothing that is wrong with the run itself is raised; Ctrl-C is."""
+    """Execute one run and return its record, which has the error of a failed run. Ctrl-C is raised."""
     import torch
 
     if is_done(places.folder) and (known := read_record(places.folder)) is not None:
@@ -116,7 +113,7 @@ def _ended(order: Order, places: Places, record: Record, console: Console) -> Re
     except KeyboardInterrupt:
         write_record(places.folder, replace(record, status="interrupted"))
         raise
-    except Exception as error:  # the other runs of the study go on
+    except Exception as error:  # the other runs continue
         console.print(traceback.format_exc(), highlight=False, markup=False, soft_wrap=True)
         return replace(record, status="failed", reason=f"{type(error).__name__}: {str(error).strip()[:300]}")
 
@@ -143,7 +140,7 @@ def _train(order: Order, places: Places, console: Console) -> bool:
 
 
 def _score(order: Order, places: Places, console: Console) -> bool:
-    """Predict the test cases; score those that have dense masks, False where none has."""
+    """Predict the test cases and score those with dense masks; False if there are none."""
     settings, fold, folder = order.run.settings, order.run.fold, places.folder
     component = settings.largest_component
     outcome = predict_files(
@@ -168,7 +165,7 @@ def _score(order: Order, places: Places, console: Console) -> bool:
 
 
 def _name_places(order: Order, places: Places) -> None:
-    """Files of a run name the study's folders, not those of the node that happened to do it."""
+    """Replace the node's paths in a run's files by those of the study."""
     if places.folder != order.folder or places.dataset != order.study.dataset:
         write_status(places.folder, dataset=str(order.study.dataset))
         path = places.folder / PREDICTIONS / RECORD
@@ -176,7 +173,7 @@ def _name_places(order: Order, places: Places) -> None:
 
 
 def _device_name(device: str) -> str:
-    from pclmix.nets.device import device_kind
+    from pclmix.nets.segmenter import device_kind
 
     if device_kind(device) == "cpu":
         return "cpu"
@@ -196,7 +193,7 @@ def on_node(order: Order, key: str, depot: Any) -> Record:
         _wait_until_free(places.folder)
     except (PclmixError, OSError) as error:
         raise PclmixError(f"node {socket.gethostname()} ({address}): {error}") from error
-    sys.argv = shlex.split(order.study.command) or sys.argv  # for environment.json, in place of Ray's own
+    sys.argv = shlex.split(order.study.command) or sys.argv  # for environment.json, instead of Ray's command
     try:
         with (places.folder / LOG).open("a", encoding="utf-8") as file:
             return perform(order, places, Console(file=file, width=120))
@@ -207,7 +204,7 @@ def on_node(order: Order, key: str, depot: Any) -> Record:
 
 
 def _places(order: Order, key: str, depot: Any, address: str) -> Places:
-    """The driver's own folders where this node has them, else copies in its cache."""
+    """The driver's folders if this node sees them, else copies in its cache."""
     import ray
 
     dataset = order.study.dataset
@@ -222,7 +219,7 @@ def _places(order: Order, key: str, depot: Any, address: str) -> Places:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     carry.write_files(folder, ray.get(depot.fetch.remote(name)))
-    # The study takes a run for done when it has these two, so they are written last.
+    # A run counts as done when both exist, so they are written last.
     courier = carry.Courier(
         folder, lambda files: ray.get(depot.store.remote(name, files)), last=(NODE, EVALUATION), held=EVALUATION
     )
@@ -231,15 +228,12 @@ def _places(order: Order, key: str, depot: Any, address: str) -> Places:
 
 
 def _is_here(study: Study) -> bool:
-    """Whether this node writes to the study's own folder, not to another one of the same name."""
-    try:
-        return read_study(study.folder).id == study.id and os.access(study.folder, os.W_OK)
-    except PclmixError:
-        return False
+    """Whether this node sees the study's folder, not another one of the same name."""
+    return marker(study.folder, study.id).is_file() and os.access(study.folder, os.W_OK)
 
 
 def _wait_until_free(folder: Path) -> None:
-    """A worker whose node was lost may live a few seconds longer than the news of it."""
+    """Wait for a lost worker's process, which may outlive its node's disconnection by seconds."""
     until = time.monotonic() + CLAIM_SECONDS
     while True:
         try:
