@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from pclmix.cli import main
-from pclmix.data.dataset import write_dataset_json, write_splits
-from pclmix.data.splits import Split
+from pclmix.data.dataset import Split, write_dataset_json, write_splits
 from pclmix.errors import PclmixError
 from pclmix.io.volume import Geometry, write_labels, write_map
 from pclmix.labels import Labels
 from pclmix.metrics import evaluate
 from pclmix.report import tables
-from pclmix.report.compare import compare
+from pclmix.report.pages import compare
 from pclmix.report.qualitative import median_case
-from pclmix.report.runs import read_runs
+from pclmix.report.tables import read_runs
 
 SHAPE, SPACING = (3, 28, 26), (8.0, 1.5, 1.25)
 CASES = tuple(f"p{i}_{frame}" for i in range(1, 6) for frame in ("ED", "ES"))
@@ -74,7 +73,7 @@ def run(monkeypatch, *arguments):
 
 
 def nnunet(path, summary):
-    """A summary.json as nnU-Net v2 writes it, NaN and all."""
+    """A summary.json as nnU-Net v2 writes it, with NaN."""
     entries = []
     for case in summary.cases:
         rows = {}

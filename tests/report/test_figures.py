@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pclmix.report import figures, html
+from pclmix.report import figures, pages
 
 
 def test_loss_curve_of_one_step_and_of_outliers() -> None:
@@ -22,11 +22,11 @@ def test_smooth_by_hand() -> None:
 
 
 def test_svg_takes_the_colours_of_the_page() -> None:
-    drawn = str(html.svg(figures.loss_curve([1, 2, 3], [5.0, 3.0, 4.0], "a < b"), "a < b"))
+    drawn = str(pages.svg(figures.loss_curve([1, 2, 3], [5.0, 3.0, 4.0], "a < b"), "a < b"))
     root = ElementTree.fromstring(drawn.replace("xlink:", ""))
     assert root.attrib["aria-label"] == "a < b"
     assert "var(--accent)" in drawn
-    assert not any(colour in drawn for colour in html.VARIABLES)
+    assert not any(colour in drawn for colour in pages.VARIABLES)
     ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
     assert all(f"#{name}" in drawn for name in ids)
 
@@ -38,7 +38,7 @@ def test_values_are_escaped() -> None:
         def line(self, row: str) -> list[object]:
             return []
 
-    page = html.render("compare.html.j2", table=Table(), boxplots="", qualitative=None)
+    page = pages.render("compare.html.j2", table=Table(), boxplots="", qualitative=None)
     assert "<b>run</b>" not in page
     assert "&lt;b&gt;run&lt;/b&gt;" in page
     assert "&lt;i&gt;note&lt;/i&gt;" in page

@@ -12,8 +12,11 @@ from PIL import Image
 from pclmix.data.dataset import write_dataset_json
 from pclmix.labels import Labels
 from pclmix.report import qualitative
-from pclmix.report.compare import compare
-from pclmix.report.runs import read_runs
+from pclmix.report.pages import compare
+from pclmix.report.tables import read_runs
+from pclmix.report.training import PICTURES, draw_run
+from pclmix.training.request import TrainRequest
+from pclmix.training.start import run_training
 
 LABELS = Labels(("background", "disc"), 2)
 
@@ -52,3 +55,15 @@ def test_photographs(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None
     middle = shown[0][shown[0].shape[0] // 2, shown[0].shape[1] // 2]
     assert middle == pytest.approx(np.array((200, 20, 20)) / 255, abs=0.02)
     assert "px" in (photographs / "out" / "table.md").read_text()
+
+
+def test_examples_of_a_run_are_in_colour(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCLMIX_CACHE", str(photographs / "cache"))
+    run = photographs / "trained"
+    settings = ("engine.iterations=1", "data.size=[32,32]", "data.intensity=window", "data.window=[0,255]")
+    request = TrainRequest(photographs / "data", run, recipe="tiny", method="pce", overrides=settings, device="cpu")
+    assert run_training(request)
+    draw_run(run)
+    drawn = np.asarray(Image.open(run / PICTURES).convert("RGB")).reshape(-1, 3).astype(int)
+    for colour in ((200, 20, 20), (20, 150, 20)):
+        assert (np.abs(drawn - colour).max(axis=1) <= 12).sum() > 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -30,3 +31,17 @@ def test_a_run_without_results_gets_no_picture(tiny_run: Path, tmp_path: Path) -
     (run / "metrics.jsonl").write_text("")
     draw_run(run)
     assert not list(run.glob("*.png"))
+
+
+def test_unfinished_drawing_of_a_killed_command_is_removed(tiny_run: Path, tmp_path: Path) -> None:
+    """Also where no drawing of that name exists yet: it is the last that a command does."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    for name in (LOSSES, PICTURES):
+        (run / name).unlink(missing_ok=True)
+        left = run / f".{Path(name).stem}-ab3d_x9z.png"
+        left.write_bytes(b"half")
+        os.utime(left, (0, 0))
+    draw_run(run)
+    assert not list(run.glob(".*"))
+    assert (run / LOSSES).is_file()

@@ -1,4 +1,4 @@
-"""One case as every run sees it: image, scribble, predictions with their errors outlined, dense mask."""
+"""Qualitative figure of one case: image, scribble, predictions of all runs with outlined errors, dense mask."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
 from pclmix.io.volume import Volume, read_labels
 from pclmix.labels import IGNORE, Labels
-from pclmix.metrics.cases import label_files
+from pclmix.metrics.run import label_files
 from pclmix.metrics.summary import AVERAGE
-from pclmix.report import panels
+from pclmix.report import figures
 from pclmix.report.figures import style
-from pclmix.report.runs import Run
+from pclmix.report.tables import Run
 
 Array = npt.NDArray[Any]
 SLICES = 4
-ABREAST = 5  #: panels of a picture in one row
+ABREAST = 5  #: panels per row for pictures
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Panel:
 
 
 def median_case(run: Run, allowed: set[str]) -> str:
-    """The case of median mean Dice (the lower of two), among those allowed."""
+    """The case of median mean Dice (the lower of two), among the allowed ones."""
     values = {c: v for c, v in run.summary.by_case(AVERAGE, "Dice").items() if c in allowed and not math.isnan(v)}
     if not values:
         raise PclmixError(f"no case of '{run.name}' has an image, a scribble, a dense mask and predictions of all runs")
@@ -47,7 +47,7 @@ def qualitative(runs: Sequence[Run], dataset: Dataset, chosen: Run) -> tuple[Any
     """The figure of the chosen run's median case, and the name of the case."""
     shown = [run for run in runs if run.predictions is not None]
     if chosen not in shown:
-        raise PclmixError(f"the predictions of '{chosen.name}' are not at hand; keep them in RUN/predictions")
+        raise PclmixError(f"there are no predictions of '{chosen.name}'; keep them in RUN/predictions")
     files = {run.name: label_files(run.predictions) for run in shown if run.predictions is not None}
     allowed = {case for case in dataset.cases if dataset.has_reference(case)}.intersection(*files.values())
     case = median_case(chosen, allowed)
@@ -67,14 +67,14 @@ def qualitative(runs: Sequence[Run], dataset: Dataset, chosen: Run) -> tuple[Any
 def draw(volume: Volume, truth: Array, rows: Sequence[Panel], labels: Labels) -> Any:
     """A row for each panel, a column for each of up to SLICES slices; the errors of predictions are outlined.
 
-    The panels of a picture, which has one slice, stand side by side.
+    For a picture, which has one slice, the panels are side by side.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     slices = _slices(truth)
     box = _crop(truth, rows, slices)
-    cut, limits = Volume(volume.array[:, :, *box], volume.geometry), panels.window(volume)
+    cut, limits = Volume(volume.array[:, :, *box], volume.geometry), figures.window(volume)
     spacing = volume.geometry.spacing
     aspect = spacing[1] / spacing[2]
     shape = (len(rows), len(slices)) if len(slices) > 1 else (-(-len(rows) // ABREAST), min(ABREAST, len(rows)))
@@ -91,11 +91,13 @@ def draw(volume: Volume, truth: Array, rows: Sequence[Panel], labels: Labels) ->
         for row, panel in enumerate(rows):
             for column, z in enumerate(slices):
                 ax = axes[row, column] if len(slices) > 1 else axes[divmod(row, ABREAST)]
-                ax.imshow(_cell(panels.base(cut, z, limits), panel, z, box, truth, labels), aspect=aspect)
+                ax.imshow(_cell(figures.base(cut, z, limits), panel, z, box, truth, labels), aspect=aspect)
                 if len(slices) == 1:
-                    ax.set_title(", ".join(filter(None, (panel.title, panels.slice_name(z, len(truth))))), loc="center")
+                    ax.set_title(
+                        ", ".join(filter(None, (panel.title, figures.slice_name(z, len(truth))))), loc="center"
+                    )
                 elif row == 0:
-                    ax.set_title(panels.slice_name(z, len(truth)), loc="center")
+                    ax.set_title(figures.slice_name(z, len(truth)), loc="center")
             if len(slices) > 1:
                 place = {"transform": axes[row, 0].transAxes, "ha": "right", "va": "center", "fontsize": 9}
                 axes[row, 0].text(-0.04, 0.5, panel.title, **place)
@@ -111,9 +113,9 @@ def _keys(labels: Labels, errors: bool) -> list[Any]:
 
     named = zip(labels.colours()[1:], labels.foreground, strict=True)
     keys: list[Any] = [Patch(color=colour, label=name) for colour, name in named]
-    keys.append(Patch(facecolor=panels.BACKGROUND_STROKE, edgecolor="#999999", label="background scribble"))
+    keys.append(Patch(facecolor=figures.BACKGROUND_STROKE, edgecolor="#999999", label="background scribble"))
     if errors:
-        keys.append(Line2D([], [], color=panels.ERROR, linewidth=1.6, label="outline of an error"))
+        keys.append(Line2D([], [], color=figures.ERROR, linewidth=1.6, label="outline of an error"))
     return keys
 
 
@@ -121,11 +123,11 @@ def _cell(picture: Array, panel: Panel, z: int, box: tuple[slice, slice], truth:
     if panel.labels is None:
         return picture
     shown = panel.labels[z][box]
-    picture = panels.paint(picture, shown, labels, 1.0 if panel.title == "scribble" else 0.6)
+    picture = figures.paint(picture, shown, labels, 1.0 if panel.title == "scribble" else 0.6)
     if not panel.is_prediction:
         return picture
     reference = truth[z][box]
-    return panels.outline(picture, (shown != reference) & (reference != IGNORE), panels.ERROR, width=2)
+    return figures.outline(picture, (shown != reference) & (reference != IGNORE), figures.ERROR, width=2)
 
 
 def _slices(truth: Array) -> list[int]:
@@ -139,7 +141,7 @@ def _slices(truth: Array) -> list[int]:
 
 
 def _crop(truth: Array, rows: Sequence[Panel], slices: Sequence[int]) -> tuple[slice, slice]:
-    """The box around all that is drawn or predicted in these slices, with a margin, so that no island is hidden."""
+    """The bounding box of everything drawn or predicted in these slices, with a margin."""
     shown = [truth, *(panel.labels for panel in rows if panel.labels is not None)]
     drawn = np.any([(array[list(slices)] > 0).any(axis=0) for array in shown], axis=0)
     if not drawn.any():

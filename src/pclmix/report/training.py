@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pclmix.io.files import atomic_path
+from pclmix.io.files import atomic_path, sweep_folder
 from pclmix.labels import IGNORE, Labels
-from pclmix.report import panels
+from pclmix.report import figures
 from pclmix.report.figures import smooth, style
 from pclmix.training.log import read_metrics
 from pclmix.training.scores import EXAMPLES
@@ -18,7 +18,8 @@ LOSSES, PICTURES = "losses.png", "examples.png"
 
 
 def draw_run(run: Path) -> None:
-    """Write RUN/losses.png and RUN/examples.png; a picture that is there already stays."""
+    """Write RUN/losses.png and RUN/examples.png, unless they exist."""
+    sweep_folder(run, {LOSSES, PICTURES}, older=600)  # of a command killed while it drew
     for name, draw in ((LOSSES, _losses), (PICTURES, _examples)):
         if (run / name).is_file():
             continue
@@ -61,13 +62,14 @@ def _examples(run: Path) -> Any:
         figure = Figure(figsize=(1.9 * len(data["cases"]), 1.9 * len(rows)))
         axes = figure.subplots(len(rows), len(data["cases"]), squeeze=False)
         for column, case in enumerate(data["cases"]):
-            image = np.repeat(panels.enlarge(data["image"][column].astype(np.float32))[..., None], 3, axis=2)
+            planes = np.atleast_3d(data["image"][column].astype(np.float32).T).T
+            image = np.stack([figures.enlarge(plane) for plane in planes] * (3 // len(planes)), axis=2)
             predicted = np.where(data["prediction"][column] > 0, data["prediction"][column], IGNORE)
             cells = [
                 image,
-                panels.paint(image, data["scribble"][column], names, 1.0),
-                panels.paint(image, predicted, names),
-                panels.heat(data["entropy"][column].astype(np.float32)),
+                figures.paint(image, data["scribble"][column], names, 1.0),
+                figures.paint(image, predicted, names),
+                figures.heat(data["entropy"][column].astype(np.float32)),
             ]
             for row, cell in enumerate(cells):
                 axes[row, column].imshow(np.clip(cell, 0, 1))
