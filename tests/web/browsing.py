@@ -15,9 +15,8 @@ from pclmix.data.dataset import write_dataset_json
 from pclmix.inference.uncertainty import Examined, Quality
 from pclmix.io.volume import read_image, write_labels
 from pclmix.labels import Labels
-from pclmix.web.results import PredictionStore
 from pclmix.web.strokes import StrokeStore
-from pclmix.web.workspace import Workspace
+from pclmix.web.workspace import PredictionStore, Workspace
 
 
 def labels_of(root: Path, case: str) -> np.ndarray:

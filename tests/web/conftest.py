@@ -22,9 +22,9 @@ import uvicorn
 from pclmix.data.dataset import write_dataset_json
 from pclmix.io.volume import read_image, write_labels
 from pclmix.labels import Labels
-from pclmix.web.app import create_app, server_config
 from pclmix.web.archives import Limits
 from pclmix.web.security import Rules
+from pclmix.web.serve import create_app, server_config
 
 LABELS = Labels(("background", "RV", "LV"), 3)
 #: x to posterior, y to the left, z downwards: each axis permuted or flipped.

@@ -60,6 +60,14 @@ def test_keyboard_only_session(predicted, open_page):
     page.keyboard.press("?")
     assert page.locator("#dialog").is_visible()
     page.keyboard.press("Escape")
+    focus(page, "#classes button")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.getAttribute('aria-checked')") == "true"
+    assert page.locator("#classes [aria-checked=true]").inner_text().startswith("two")
+    for key, number in (("Home", 1), ("End", 6), ("ArrowUp", 5)):
+        focus(page, "#slices")
+        page.keyboard.press(key)
+        assert page.locator("#corner").inner_text() == f"Slice {number} of 6"
     focus(page, "#pen")
     page.keyboard.press("ArrowRight")
     assert page.locator("#pen-size").inner_text() == "4"
@@ -84,6 +92,25 @@ def test_keyboard_only_session(predicted, open_page):
     page.keyboard.press("Enter")
     page.wait_for_selector("#dialog:not([open])", state="attached")
     assert np.array_equal(labels_of(root, "case"), before)
+
+
+def test_the_list_of_cases_on_a_narrow_screen(predicted, open_page):
+    page = open_page(predicted.url)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.locator("#show-cases").click()
+    panel = page.locator("#cases-panel")
+    page.wait_for_timeout(300)
+    assert panel.bounding_box()["y"] >= page.locator("header").bounding_box()["height"] - 1
+    focus(page, "#filter")
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(300)
+    assert not panel.is_visible()
+    assert page.evaluate("document.activeElement.id") == "show-cases"
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(300)
+    page.locator("#stage").click(position={"x": 350, "y": 300})
+    page.wait_for_timeout(300)
+    assert not panel.is_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

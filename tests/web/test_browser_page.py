@@ -94,29 +94,36 @@ def test_pictures_in_colour_without_letters_or_slices(tmp_path, serve, open_page
     assert middle[0] > 150 > 60 > middle[1]
 
 
-def test_thin_strokes_are_visible_on_large_pictures(tmp_path, serve, open_page):
-    """At 2,400 pixels, one image pixel is a quarter of a screen pixel; strokes are drawn wider."""
-    root = pictures(tmp_path / "set", (1800, 2400), 1)
-    labels = np.full((1800, 2400), 3, np.uint8)
-    labels[901, 600:1800] = 1
+@pytest.mark.parametrize(("shape", "pen"), [((1800, 2400), (10, 16)), ((512, 640), (3, 3))])
+def test_thin_strokes_are_visible_on_large_pictures(tmp_path, serve, open_page, shape, pen):
+    """A line of one image pixel is drawn wider, and a new stroke is shown at once."""
+    (height, width), root = shape, pictures(tmp_path / "set", shape, 1)
+    labels = np.full(shape, 3, np.uint8)
+    labels[height // 2 + 1, width // 4 : 3 * width // 4] = 1
     Image.fromarray(labels).save(root / "labelsTr" / "photo1.png")
     page = open_page(serve(root).url)
     shot, box = picture(page)
-    row = int(box["height"] / 2)
-    around = shot[row - 3 : row + 4, int(0.3 * box["width"]) : int(0.7 * box["width"])]
-    seen = (np.abs(around - [86, 180, 233]).max(axis=2) < 60).any(axis=0)
-    assert seen.mean() > 0.99
+    at = lambda fx, fy: shot[int(fy * box["height"]), int(fx * box["width"])].tolist()  # noqa: E731
+    colours = [at(0.3, 0.35), at(0.7, 0.35), at(0.3, 0.65)]
+    assert np.abs(np.array(colours) - [[200, 0, 0], [0, 150, 0], [200, 0, 90]]).max() < 6  # upright and in colour
+
+    def seen(shot: np.ndarray, at: float, colour: list[int]) -> np.ndarray:
+        """Rows near a height on which a colour covers the middle of the picture."""
+        around = shot[int(at * box["height"]) - 12 : int(at * box["height"]) + 12, int(0.42 * box["width"]) :]
+        alike = np.abs(around[:, : int(0.16 * box["width"])] - colour).max(axis=2) < 60
+        return alike.mean(axis=1) > 0.98
+
+    assert seen(shot, 0.5, [86, 180, 233]).sum() >= 2
     page.keyboard.press("2")
-    stroke(
-        page,
-        [
-            (box["x"] + 0.4 * box["width"], box["y"] + 0.3 * box["height"]),
-            (box["x"] + 0.6 * box["width"], box["y"] + 0.3 * box["height"]),
-        ],
-    )
+    line = [(box["x"] + x * box["width"], box["y"] + 0.35 * box["height"]) for x in (0.35, 0.65)]
+    stroke(page, line)
     wait_saved(page)
     drawn = np.asarray(Image.open(root / "labelsTr" / "photo1.png")) == 2
-    assert 10 <= drawn.sum(axis=0).max() <= 16
+    assert 0.2 * height < np.nonzero(drawn)[0].mean() < 0.42 * height
+    assert pen[0] <= drawn.sum(axis=0).max() <= pen[1]
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(300)
+    assert seen(picture(page)[0], 0.35, [230, 159, 0]).sum() >= 2
 
 
 def test_failed_save_is_shown_until_resolved(dataset, serve, open_page):
@@ -172,7 +179,7 @@ def test_first_picture_sets_the_type_of_an_empty_dataset(tmp_path, serve, open_p
     wait_saved(page)
     assert (np.asarray(Image.open(root / "labelsTr" / "second.png")) == 1).any()
     drop(page, dropped / "grey.png")
-    page.locator("#toasts", has_text="channels").wait_for()
+    page.locator("#toasts", has_text="3 needed").wait_for()
     assert Dataset.open(root).cases == ("first", "second")
 
 
@@ -240,6 +247,11 @@ JOB = {
     [
         ({"phase": "preparing", "share": 0, "left": None}, "Preparing", None),
         ({"phase": "training", "share": 0.4, "left": 95}, "Training: 40 %, about 2 min left", "0.4"),
+        (
+            {"phase": "training", "share": 0.5, "left": None, "start": "2020"},
+            "Training from the last model: 50 %",
+            "0.5",
+        ),
         ({"phase": "finishing", "share": 1, "left": 0}, "Finishing", None),
         ({"phase": "predicting", "share": 1, "left": 0}, "Predicting: 0 of 1", "0"),
     ],
@@ -280,6 +292,15 @@ CUT = """() => [...document.querySelectorAll('button, label, span, b, small, p, 
   }).map((n) => n.outerHTML.slice(0, 120))"""
 
 
+#: Options wider than their list when it is closed.
+SELECTS = """() => [...document.querySelectorAll('select')].filter((list) => list.offsetParent).flatMap((list) => {
+  const style = getComputedStyle(list), pen = document.createElement('canvas').getContext('2d');
+  pen.font = style.font;
+  const room = list.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 16;
+  return [...list.options].map((o) => o.text).filter((text) => pen.measureText(text).width > room);
+})"""
+
+
 @pytest.mark.parametrize("width", [390, 1100, 1440, 2560])
 def test_no_label_is_truncated(width, tmp_path, serve, open_page):
     root, shape = tmp_path / "set", (6, 80, 100)
@@ -293,4 +314,5 @@ def test_no_label_is_truncated(width, tmp_path, serve, open_page):
     page.get_by_text("Settings").click()
     page.wait_for_timeout(600)
     assert page.evaluate(CUT) == []
+    assert page.evaluate(SELECTS) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

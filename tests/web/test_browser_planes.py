@@ -10,7 +10,7 @@ import re
 import nibabel as nib
 import numpy as np
 import pytest
-from browsing import labels_of, one_voxel, picture, pictures, place_of, tiles, wait_saved
+from browsing import labels_of, one_voxel, picture, pictures, place_of, predict_by_hand, tiles, wait_saved
 
 pytestmark = pytest.mark.xdist_group("browser")
 SHAPE, BRIGHT = (7, 9, 12), (2, 2, 8)  # Z, H, W; nowhere near a symmetry
@@ -103,6 +103,77 @@ def test_value_and_position_under_the_pointer(tmp_path, serve, open_page):
     assert page.locator("#readout").is_hidden()
 
 
+@pytest.mark.parametrize("unit", ["mm", "micron"])
+def test_millimetres_come_from_pixdim(unit, tmp_path, serve, open_page):
+    """ACDC's own files have an sform of 1 mm; microscopes write micrometres."""
+    one_voxel(tmp_path / "set", np.diag([-1.0, -1.0, 1.0, 1.0]), SHAPE, BRIGHT)
+    path = tmp_path / "set" / "imagesTr" / "case_0000.nii.gz"
+    image = nib.load(path)
+    data = np.asarray(image.dataobj).copy()
+    image.header["pixdim"][1:4] = 2, 2, 10
+    image.header.set_xyzt_units(unit)
+    made = nib.Nifti1Image(data, None, image.header)
+    made.header.set_sform(np.diag([-1.0, -1.0, 1.0, 1.0]), code="aligned")
+    made.header.set_qform(None, code="unknown")
+    made.header["pixdim"][1:4] = 2, 2, 10
+    nib.save(made, path)
+    page = open_page(serve(tmp_path / "set").url)
+    factor = 1.0 if unit == "mm" else 0.001
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.6 * box["height"])
+    text = page.locator("#readout").inner_text()
+    voxel = np.array([int(v) - 1 for v in re.search(r"voxel (\d+), (\d+), (\d+)", text).groups()])
+    said = [float(v) * (1 if k in "RAS" else -1) for k, v in re.findall(r"([RLAPSI]) ([\d.]+)", text)]
+    assert np.allclose(said, voxel * [-2, -2, 10] * np.float64(factor), atol=0.06 * factor), text
+    bar = page.locator("#hud .bar")
+    pixels, length = (float(bar.get_attribute(f"data-{k}")) for k in ("pixels", "mm"))
+    width = min(box["width"] / SHAPE[2], box["height"] / SHAPE[1])  # of a voxel on the screen
+    assert pixels / length == pytest.approx(width / (2 * factor), rel=0.02)
+
+
+@pytest.mark.parametrize("code", ["LPS", "PIR"])
+def test_images_above_the_limit_of_3d_textures(code, tmp_path, serve, open_page, affine_of):
+    """2,100 voxels in a row: turned to the patient's sides, one slice at a time, strokes and uncertainty in place."""
+    root, shape = tmp_path / "set", (3, 50, 2100)
+    affine = affine_of(code) @ np.diag([0.02, 1, 1, 1])
+    one_voxel(root, affine, shape, (1, 5, 5))
+    image = np.zeros(shape[::-1], np.int16)
+    image[1400:1700, 8:14, 1] = 1000
+    nib.save(nib.Nifti1Image(image, affine), root / "imagesTr" / "case_0000.nii.gz")
+    doubt = np.zeros(shape)
+    doubt[1, 30:40, 300:600] = 1
+    predict_by_hand(root, "case", np.zeros(shape), doubt)
+    page = open_page(serve(root).url)
+    assert page.evaluate("document.getElementById('planes').hidden")
+    page.wait_for_selector("body[data-predicted]:not([data-predicted=''])")
+    grey, box = picture(page)
+    whole = [0, 0, box["width"], box["height"]]
+    x, y = place_of(grey.min(axis=2) > 200, whole)
+    page.keyboard.press("2")
+    page.locator("#pen").fill("1")
+    page.mouse.click(box["x"] + x, box["y"] + y)
+    wait_saved(page)
+    z, rows, columns = np.nonzero(labels_of(root, "case") == 2)
+    assert len(z)
+    assert set(z) == {1}
+    assert (rows.min() >= 8, rows.max() < 14, columns.min() >= 1400, columns.max() < 1700) == (True,) * 4
+    page.mouse.move(5, 5)
+    page.keyboard.press("u")
+    page.wait_for_timeout(800)
+    shot, _ = picture(page)
+    assert np.ptp(shot[int(y), int(x)]) > 60  # the stroke is shown
+    pink = (shot[:, :, 0] - shot[:, :, 1] > 40) & (shot[:, :, 2] - shot[:, :, 1] > 30)
+    px, py = place_of(pink, whole)
+    page.mouse.move(box["x"] + px, box["y"] + py)
+    column, row = map(int, re.search(r"voxel (\d+), (\d+)", page.locator("#readout").text_content()).groups())
+    assert 300 <= column <= 600
+    assert 30 <= row <= 40
+    page.keyboard.press("ArrowDown")
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(300)
+    assert not (picture(page)[0].min(axis=2) > 200).any()  # the next slice is empty
+
+
 def test_scale_bar_length(tmp_path, serve, open_page):
     """Two bright columns 60 mm apart have that distance by the scale bar."""
     root = tmp_path / "set"
@@ -125,11 +196,12 @@ def test_scale_bar_length(tmp_path, serve, open_page):
         page.keyboard.press("+")
 
 
-def test_ct_presets(tmp_path, serve, open_page):
-    """The lung window shows -600 HU as middle grey; the choice is kept for the next CT image."""
+@pytest.mark.parametrize("channel", ["CT", "image"])
+def test_ct_presets(channel, tmp_path, serve, open_page):
+    """The lung window shows -600 HU as middle grey, also without the channel's name; the choice is kept."""
     root = tmp_path / "set"
     one_voxel(root, np.eye(4), (5, 40, 40), (2, 0, 0))
-    table = (root / "dataset.json").read_text().replace('"MRI"', '"CT"')
+    table = (root / "dataset.json").read_text().replace('"MRI"', f'"{channel}"')
     (root / "dataset.json").write_text(table)
     image = np.full((40, 40, 5), -1000, np.int16)
     image[10:30, 10:30], image[18:22, 18:22] = -600, 1500

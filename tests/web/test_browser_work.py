@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -157,3 +158,24 @@ def test_draw_undo_save_reload_train_look_download(tmp_path, serve, open_page, m
         with zipfile.ZipFile(download.value.path()) as archive:
             assert archive.testzip() is None
             assert entry in archive.namelist()
+
+
+def test_starting_from_the_last_model_can_be_switched_off(dataset, serve, open_page):
+    """The page asks for it unless the box is unticked, and keeps the choice."""
+    page, asked = open_page(serve(dataset).url), []
+
+    def note(route: Any) -> None:
+        asked.append(route.request.post_data_json)
+        route.fulfill(body='{"id": "20200101-000000"}', content_type="application/json")
+
+    page.route("**/api/jobs/train", note)
+    page.get_by_text("Settings").click()
+    page.locator("#recipe option[value=tiny]").wait_for(state="attached")
+    for choice in (True, False):
+        page.get_by_label("Start from the last model").set_checked(choice)
+        with page.expect_response("**/api/jobs/train"):
+            page.locator("#train").click()
+    assert [body["warm"] for body in asked] == [True, False]
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+    assert not page.locator("#warm").is_checked()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,14 @@ import pytest
 
 from pclmix.data.dataset import Dataset
 from pclmix.inference.uncertainty import Examined, Quality
+from pclmix.io.files import read_json, write_json
 from pclmix.io.volume import write_labels
 from pclmix.synth.phantom import make_phantom
 from pclmix.web.assist import where_next
 from pclmix.web.jobs import Jobs
-from pclmix.web.results import PredictionStore
 from pclmix.web.strokes import StrokeStore
-from pclmix.web.workspace import Workspace
+from pclmix.web.worker import start_from
+from pclmix.web.workspace import PredictionStore, Workspace
 
 
 def wait(jobs: Jobs, *wanted: str, seconds: float = 240) -> dict[str, Any]:
@@ -90,11 +94,70 @@ def test_train_stop_resume_predict(phantom, serve):
     assert page.client.get("/api/export/predictions.zip").content[:2] == b"PK"
 
 
+def test_training_again_starts_from_the_last_model(phantom, serve):
+    """Of the same method and recipe, if it has finished, and only if the page asks for it."""
+    page = serve(phantom)
+    body = {"recipe": "tiny", "method": "pce"}
+
+    def train(**more: Any) -> tuple[str, dict[str, Any]]:
+        job = page.client.post("/api/jobs/train", json=body | more).raise_for_status().json()["id"]
+        return job, Jobs(Workspace(phantom)).request(job)
+
+    first, request = train()
+    assert request["start"] is None
+    wait(Jobs(Workspace(phantom)), "finished")
+    jobs = Jobs(Workspace(phantom))
+    assert [jobs.last_model("pce", recipe) for recipe in ("tiny", "plan")] == [first, None]
+    assert jobs.last_model("pclmix", "tiny") is None
+    second, request = train()
+    assert request["start"] == page.client.get("/api/jobs").json()["job"]["start"] == first
+    wait(Jobs(Workspace(phantom)), "finished")
+    assert read_json(jobs.run_folder(second) / "run.json")["start_from"] == str(jobs.run_folder(first))
+    begun = [read_losses(jobs.run_folder(run))[0] for run in (first, second)]
+    assert begun[1] < begun[0]
+    assert page.client.post("/api/jobs/train", json={**body, "warm": "no"}).status_code == 422
+    third, request = train(warm=False)
+    assert request["start"] is None
+    page.client.post("/api/jobs/stop", json={})
+    wait(jobs, "stopped", "finished")
+    assert jobs.last_model("pce", "tiny") in (second, third)
+
+
+def test_training_starts_from_random_weights_if_the_last_model_does_not_fit(page, tiny_run, capsys):
+    """Its images had another number of channels, or it was deleted."""
+    workspace = Workspace(page.root)
+    shutil.copytree(tiny_run, workspace.internal("runs", "20200101-000000"))
+    assert start_from(workspace, "20200101-000000") == workspace.internal("runs", "20200101-000000")
+    about = read_json(page.root / "dataset.json")
+    write_json(page.root / "dataset.json", {**about, "channel_names": {"0": "T1", "1": "T2"}})
+    assert start_from(Workspace(page.root), "20200101-000000") is None
+    assert "channel" in capsys.readouterr().err
+    assert start_from(workspace, "20200101-000001") is None
+
+
+def read_losses(run: Path) -> list[float]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+
+
 def test_failed_job_reports_the_reason(page):
     """Class LV has no stroke in this dataset: the page gets the error of training."""
     page.client.post("/api/jobs/train", json={"recipe": "tiny", "method": "pce"})
     state = wait(Jobs(Workspace(page.root)), "failed")
     assert "no scribble of class LV" in state["message"]
+
+
+def test_a_job_on_a_full_disk_says_so(page, tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    full = "import errno, os\ndef replace(*paths, **more):\n    raise OSError(errno.ENOSPC, 'No space left')\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(full + "os.replace = replace\n")
+    with monkeypatch.context() as context:
+        context.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+        page.client.post("/api/jobs/train", json={"recipe": "tiny", "method": "pce"})
+    while (state := page.client.get("/api/jobs").json()["job"])["status"] == "running":
+        time.sleep(0.1)
+    assert state["status"] == "failed"
+    assert "disk is full" in state["message"]
 
 
 def test_cases_without_strokes_are_left_out(page):

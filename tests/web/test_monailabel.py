@@ -19,9 +19,9 @@ from pclmix.errors import PclmixError
 from pclmix.io.volume import write_labels
 from pclmix.labels import IGNORE, Labels
 from pclmix.synth.phantom import make_phantom
-from pclmix.web.app import create_app
 from pclmix.web.labelfiles import decode, encode, names
 from pclmix.web.security import Rules
+from pclmix.web.serve import create_app
 
 LABELS = Labels(("background", "RV", "LV"), 3)
 INFO = [{"name": name, "idx": k} for k, name in enumerate(("RV", "LV", "background"), start=1)]

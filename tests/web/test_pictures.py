@@ -18,8 +18,7 @@ from PIL import Image
 from uploading import listing, send, zipped
 
 from pclmix.data.dataset import Dataset
-from pclmix.web.results import training
-from pclmix.web.workspace import make_dataset
+from pclmix.web.workspace import make_dataset, training
 
 
 def png(shape: tuple[int, ...], dtype: type = np.uint8) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -16,11 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browsing import labels_of
+from filelock import lock_descriptor
 from uploading import listing, send
 
 from pclmix.errors import PclmixError
-from pclmix.web.app import PatientProtocol
-from pclmix.web.serve import claimed, sweep
+from pclmix.io.volume import read_image, write_labels
+from pclmix.web.serve import PatientProtocol, claimed, sweep
 from pclmix.web.strokes import StrokeStore
 from pclmix.web.workspace import Workspace
 
@@ -56,6 +58,59 @@ def test_full_disk_keeps_the_history(page, monkeypatch):
         body = {"version": version, "id": entry["id"]}
         version = page.client.post("/api/cases/case1/history", json=body).json()["version"]
         assert np.array_equal(labels_of(page.root, "case1"), state)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_read_only_folder_names_the_folder_and_the_way_out(page, monkeypatch, number):
+    def denied(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    version = page.client.get("/api/cases/case1/strokes").headers["x-version"]
+    before = listing(page.root)
+    with monkeypatch.context() as context:
+        context.setattr("tempfile.mkstemp", denied)
+        context.setattr(os, "link", denied)
+        answer = save(page, version, [[0, 1, 1]])
+    assert answer.status_code == 507
+    said = answer.json()["error"]
+    assert str(page.root.resolve()) in said
+    assert "writable" in said
+    assert listing(page.root) == before
+    assert save(page, version, [[0, 1, 1]]).status_code == 200
+
+
+def test_jobs_of_a_read_only_dataset_are_shown(page, monkeypatch):
+    job = page.root / ".pclmix" / "jobs" / "20200101-000000"
+    job.mkdir(parents=True)
+    (job / "request.json").write_text(
+        json.dumps({"kind": "predict", "run": "20200101-000000", "cases": [], "started": 0})
+    )
+    (job / "outcome.json").write_text(json.dumps({"status": "finished"}))
+    opened = os.open
+
+    def denied(path, *rest, **more):
+        if str(path).endswith("lock"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", denied)
+    assert page.client.get("/api/jobs").json()["job"]["status"] == "finished"
+
+
+def test_a_server_with_an_open_page_stops_without_a_traceback(dataset):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pclmix", "serve", str(dataset), "--port", "0", "--no-browser"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    port = int(process.stdout.readline().rstrip("/\n").rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), 30) as page:
+        page.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert page.recv(100).startswith(b"HTTP/1.1 200")
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == ""
 
 
 def test_history_survives_a_program_that_writes_in_place(page):
@@ -142,6 +197,55 @@ def test_leftovers_of_a_killed_server_are_removed(dataset):
     mine.write_text("not a leftover")
     assert sweep(Workspace(dataset)) == 4
     assert listing(dataset) == before | {"labelsTr/.my-notes.txt"}
+
+
+def test_leftovers_of_killed_jobs_are_removed_once_no_job_runs(dataset):
+    left = ["runs/20260101-000000/.last-ab3d_x9z.ckpt", "predictions/20260101-000000/.case1-q1w2e3r4.nii.gz"]
+    left += ["jobs/20260101-000000/.outcome-abcdefgh.json", "thumbnails/.case1-1-2-3-abcdefgh.png"]
+    for name in left:
+        path = dataset / ".pclmix" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"half")
+    workspace = Workspace(dataset)
+    lock = os.open(workspace.internal("jobs", "lock"), os.O_RDWR | os.O_CREAT)
+    assert lock_descriptor(lock, blocking=False)  # as a job holds it
+    assert sweep(workspace) == 1  # the thumbnail
+    os.close(lock)
+    assert sweep(workspace) == 3
+    assert not [path for path in dataset.rglob(".*-*") if path.is_file()]
+
+
+def test_save_cut_off_by_a_kill_leaves_no_second_entry(dataset, monkeypatch):
+    """Killed between the history's link and the new label file: the state would be in the history twice."""
+    store = StrokeStore(Workspace(dataset))
+    store.save("case1", store.read("case1").version, [(0, 5, 1)])
+    before = store.read("case1")
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    monkeypatch.setattr("pclmix.web.strokes.write_labels", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.save("case1", before.version, [(20, 5, 1)])
+    monkeypatch.undo()
+    assert len(store.history("case1")) == 2
+    assert sweep(Workspace(dataset)) == 1
+    assert len(store.history("case1")) == 1
+    assert np.array_equal(store.read("case1").array, before.array)
+
+
+def test_map_and_version_of_a_read_belong_together(dataset, monkeypatch):
+    """A save between the look at the version and the reading of the file."""
+    store, other = StrokeStore(Workspace(dataset)), StrokeStore(Workspace(dataset))
+    read, saved = type(store.workspace.dataset).read_scribble, []
+
+    def somebody_saves(self, case):
+        if not saved:
+            saved.append("")
+            saved.append(other.save(case, other.read(case).version, [(0, 5, 1)]))
+        return read(self, case)
+
+    monkeypatch.setattr(type(store.workspace.dataset), "read_scribble", somebody_saves)
+    found = store.read("case1")
+    assert found.version == saved[1]
+    assert (found.array.reshape(-1)[:5] == 1).all()
 
 
 def test_concurrently_created_label_file_is_kept(dataset, monkeypatch):
@@ -267,6 +371,32 @@ def test_stalled_connections_are_closed(page, monkeypatch, sent, limits):
         assert time.monotonic() - begun < 5
 
 
+def test_request_that_waits_in_a_busy_server_is_answered(page, monkeypatch):
+    """The server is held up between looking for input and looking at the clock; meanwhile a request arrives."""
+    for key, value in {"every": 0.1, "head_seconds": 0.5}.items():
+        monkeypatch.setattr(PatientProtocol, key, value)
+    select, held, asked = selectors.DefaultSelector.select, threading.Event(), threading.Event()
+
+    def slow(self, timeout=None):
+        found = select(self, timeout)
+        if held.is_set() and not found:
+            held.clear()
+            asked.wait(10)
+            time.sleep(1)
+        return found
+
+    monkeypatch.setattr(selectors.DefaultSelector, "select", slow)
+    host, port = page.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        time.sleep(0.2)
+        held.set()
+        while held.is_set():
+            time.sleep(0.01)
+        connection.sendall(f"GET /api/dataset HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        asked.set()
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
 def test_slow_but_steady_upload_is_accepted(page, monkeypatch):
     monkeypatch.setattr(PatientProtocol, "every", 0.1)
     monkeypatch.setattr(PatientProtocol, "head_seconds", 0.3)
@@ -279,3 +409,87 @@ def test_slow_but_steady_upload_is_accepted(page, monkeypatch):
 
     answer = page.client.post("/api/import", params={"name": "slow.nii.gz"}, content=drops())
     assert answer.json()["cases"] == ["slow"]
+
+
+def test_a_client_that_leaves_in_the_middle_of_an_upload(page, caplog):
+    """The server prints no traceback, keeps nothing, and goes on."""
+    before = listing(page.root)
+    host, port = page.url.removeprefix("http://").split(":")
+    head = "POST /api/import?name=a.nii.gz HTTP/1.1\r\nHost: localhost\r\nx-pclmix: 1\r\nContent-Length: 1000\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head.encode() + b"\x1f\x8b")
+        incoming = page.root / ".pclmix" / "incoming"
+        while not (incoming.is_dir() and any(incoming.iterdir())):
+            time.sleep(0.01)
+    while any(incoming.iterdir()):
+        time.sleep(0.01)
+    assert page.client.get("/api/dataset").status_code == 200
+    assert not [record for record in caplog.records if record.exc_info]
+    assert listing(page.root) == before
+
+
+def test_an_upload_of_another_ending_is_refused_before_decoding(page, monkeypatch):
+    monkeypatch.setattr("pclmix.web.uploads.read_channels", None)
+    answer = send(page, "a.png", b"\x89PNG\r\n\x1a\n" + bytes(100))
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("a.png: ")
+    assert ".nii.gz" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("outcome.json", b"[]"),
+        ("outcome.json", b'{"done": "x", "cases": 3}'),
+        ("outcome.json", b"\xff"),
+        ("run.json", b'"finished"'),
+        ("run.json", b'{"step": [], "seconds": null}'),
+        ("config.yaml", b"\xff: &a [*a]"),
+        ("config.yaml", b"engine: {seconds: x}"),
+        ("metrics.jsonl", b'[]\n{"loss": 1}\n{"step": "x"}\n\xff'),
+        ("figures.json", b"[]"),
+        ("figures.json", b'{"time": "x"}'),
+    ],
+)
+def test_damaged_files_of_jobs_do_not_stop_the_page(page, name, content):
+    """A dataset folder may come from somebody else."""
+    job, case = "20260101-000000", "case1"
+    places = {"outcome.json": "jobs", "figures.json": "predictions"}
+    for folder in ("jobs", "runs", "predictions"):
+        (page.root / ".pclmix" / folder / job).mkdir(parents=True)
+    request = {"kind": "train", "method": "pce", "recipe": "tiny", "run": job, "started": 1.7e9}
+    (page.root / ".pclmix" / "jobs" / job / "request.json").write_text(json.dumps(request))
+    (page.root / ".pclmix" / "runs" / job / "last.ckpt").write_bytes(b"")
+    target = page.root / ".pclmix" / places.get(name, "runs") / job / name
+    target.with_name(f"{case}.json" if name == "figures.json" else name).write_bytes(content)
+    for path in ("jobs", "dataset", "progress"):
+        assert page.client.get(f"/api/{path}").status_code == 200
+    job_state = page.client.get("/api/jobs").json()["job"]
+    assert (job_state["status"], job_state["step"], job_state["cases"]) == ("failed", 0, [])
+
+
+def test_a_damaged_request_of_a_job_is_named(page):
+    job = page.root / ".pclmix" / "jobs" / "20260101-000000"
+    job.mkdir(parents=True)
+    (job / "request.json").write_text('{"kind": "train", "run": "../..", "started": 1}')
+    answer = page.client.get("/api/jobs")
+    assert answer.status_code == 400
+    assert "request.json is damaged" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("damage", ["archive", "types", "labels", "missing"])
+def test_a_damaged_prediction_is_named(page, damage):
+    folder = page.root / ".pclmix" / "predictions" / "20260101-000000"
+    folder.mkdir(parents=True)
+    figures = {"certainty": 0.5, "expected_dice": 0.5, "agreement": None, "unsure": [0.5], "time": 1.7e9}
+    (folder / "case1.json").write_text(json.dumps(figures))
+    image = read_image(page.root / "imagesTr" / "case1_0000.nii.gz")
+    labels = np.full(image.geometry.shape, 9 if damage == "labels" else 1, np.uint8)
+    write_labels(folder / "case1.nii.gz", labels, image.geometry)
+    kind = np.float64 if damage == "types" else np.uint8
+    np.savez(folder / "case1.npz", unsure=labels.astype(kind), second=labels)
+    if damage == "archive":
+        (folder / "case1.npz").write_bytes(b"PK\3\4")
+    if damage == "missing":
+        (folder / "case1.npz").unlink()
+    assert page.client.get("/api/cases/case1/next").status_code == 400

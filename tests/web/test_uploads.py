@@ -11,6 +11,7 @@ import zipfile
 import nibabel as nib
 import numpy as np
 import pytest
+from PIL import Image
 from uploading import listing, send, zipped
 
 from pclmix.data.check import check
@@ -18,6 +19,7 @@ from pclmix.data.dataset import Dataset
 from pclmix.errors import PclmixError
 from pclmix.web import archives
 from pclmix.web.archives import Limits, clean_name
+from pclmix.web.workspace import make_dataset
 
 AFFINE = np.diag([-1.5, 1.25, 8, 1.0])
 
@@ -188,3 +190,18 @@ def test_tiff_above_the_unpacked_limit(serve, dataset, tmp_path):
     content = (tmp_path / "a.tif").read_bytes()
     assert len(content) < 100_000
     assert send(page, "a.tif", content).status_code == 413
+
+
+def test_photos_become_png_with_the_same_pixels(tmp_path, serve):
+    make_dataset(tmp_path / "set", ["one"])
+    server = serve(tmp_path / "set")
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3)).astype(np.uint8)).save(buffer, "JPEG")
+    answer = server.client.post("/api/import", params={"name": "eye.JPG"}, content=buffer.getvalue())
+    assert answer.json()["cases"] == ["eye"]
+    stored = np.asarray(Image.open(tmp_path / "set" / "imagesTr" / "eye_0000.png"))
+    assert np.array_equal(stored, np.asarray(Image.open(buffer)))
+    image = gzip.compress(nib.Nifti1Image(np.zeros((4, 5, 6), np.int16), np.eye(4)).to_bytes())
+    refused = server.client.post("/api/import", params={"name": "scan.nii.gz"}, content=image)
+    assert refused.status_code == 400
+    assert "contains .png images" in refused.json()["error"]

@@ -13,11 +13,10 @@ from pathlib import Path, PurePosixPath
 
 from pclmix.data.dataset import IMAGES, REFERENCE, SCRIBBLES, SPLITS
 from pclmix.errors import PclmixError
-from pclmix.io.volume import ENDINGS, decoded_bytes, ending_of, stem_of
+from pclmix.io.volume import ENDINGS, PHOTOS, decoded_bytes, image_ending_of, stem_of
 from pclmix.web import series
-from pclmix.web.results import PredictionStore
 from pclmix.web.series import Dropped, plain
-from pclmix.web.workspace import OutsideError, Workspace
+from pclmix.web.workspace import OutsideError, PredictionStore, Workspace
 
 MiB = 1 << 20
 _CHUNK = MiB
@@ -51,7 +50,7 @@ class Contents:
 def clean_name(name: str) -> str:
     """The base name, reduced to characters that are safe in file systems and shells."""
     last = PurePosixPath(name.replace("\\", "/")).name
-    ending = last[len(stem_of(Path(last))) :] if ending_of(Path(last)) else ""
+    ending = last[len(stem_of(Path(last))) :] if image_ending_of(Path(last)) else ""
     clean = _WORD.sub("_", plain(last.removesuffix(ending))).strip("._-") + ending
     if clean == ending or len(clean) > 150:
         raise PclmixError(f"'{name[:60]}' cannot be used as a file name; use letters and digits")
@@ -84,7 +83,7 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> Contents:
                     raise PclmixError(
                         f"the zip uses an unsupported compression ({parts[-1][:60]}); create it again with deflate"
                     )
-                if ending_of(Path(entry.filename)):
+                if image_ending_of(Path(entry.filename)):
                     _take_image(content, entry, parts, folder, found, limits.unpacked)
                 elif _begins_as_dicom(content, entry):
                     target = folder / "dicom" / f"{number:06d}"
@@ -96,7 +95,7 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> Contents:
             raise PclmixError(f"no space left to unpack the zip ({error.strerror}); free some space") from error
         raise PclmixError(f"the zip cannot be read ({error}); create it again, without a password") from error
     if not found.images and not found.dicom:
-        raise PclmixError(f"the zip contains no images ({', '.join(ENDINGS)}, DICOM)")
+        raise PclmixError(f"the zip contains no images ({', '.join((*ENDINGS, *PHOTOS))}, DICOM)")
     return found
 
 
@@ -140,7 +139,7 @@ def _inflate(content: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path, bud
 
 def require_bounded(path: Path, budget: int) -> int:
     """The unpacked size of an image; refused above the budget before anything is read into memory."""
-    ending = ending_of(path)
+    ending = image_ending_of(path)
     if ending == ".nii":
         return 0  # not compressed: counted while received
     if ending != ".nii.gz":

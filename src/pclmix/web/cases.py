@@ -97,8 +97,7 @@ def is_picture(dataset: Dataset) -> bool:
 
 
 def is_coloured(dataset: Dataset) -> bool:
-    """Whether the three channels are red, green and blue of one file."""
-    return len(dataset.channels) == 3 and bool(dataset.cases) and len(dataset.image_paths(dataset.cases[0])) == 1
+    return dataset.is_colour
 
 
 def image_file(workspace: Workspace, case: str, channel: int | None) -> Path | bytes:

@@ -17,12 +17,12 @@ import numpy.typing as npt
 from fastapi.responses import Response
 
 from pclmix.errors import PclmixError
-from pclmix.io.nrrd import write_segmentation
-from pclmix.io.volume import Geometry
+from pclmix.io.volume import Geometry, write_nrrd
 from pclmix.labels import IGNORE, IntArray
 from pclmix.web.archives import require_bounded
-from pclmix.web.bench import Bench
 from pclmix.web.cases import display_nifti
+from pclmix.web.common import Bench
+from pclmix.web.jobs import PLAN
 from pclmix.web.labelfiles import decode, encode, names, read_upload
 from pclmix.web.workspace import UnknownError
 
@@ -131,7 +131,7 @@ class Exchange:
         if not cases:
             raise PclmixError("nothing is drawn yet; draw strokes of every class in a few slices, then train")
         method, recipe = (
-            str(chosen.get(key) or default)[:60] for key, default in (("method", "pclmix"), ("recipe", "fast"))
+            str(chosen.get(key) or default)[:60] for key, default in (("method", "pclmix"), ("recipe", PLAN))
         )
         seconds = None if minutes is None else float(minutes) * 60
         return self.bench.jobs.train(method=method, recipe=recipe, seconds=seconds, then=cases[:0], cases=cases)
@@ -188,7 +188,7 @@ def predicted(exchange: Exchange, case: str, ending: str) -> Response:
     if ending == ".nrrd":
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "labels.nrrd"
-            write_segmentation(path, array, geometry, labels)
+            write_nrrd(path, array, geometry, labels)
             content = path.read_bytes()
     else:
         content, ending = display_nifti(array.astype("uint8"), geometry), ".nii.gz"

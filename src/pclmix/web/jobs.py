@@ -1,8 +1,6 @@
 """Training and prediction as child processes, one at a time, with all state on disk.
 
-Under DATASET/.pclmix: jobs/ID/request.json (written here), jobs/ID/outcome.json (written by the child),
-jobs/ID/log.txt, and runs/ID, an ordinary run folder. The child holds a lock on jobs/lock while it lives, so that any
-server, also one started later, knows whether a job is running.
+A child runs `python -m pclmix.web.worker DATASET JOB` and writes the outcome.
 """
 
 from __future__ import annotations
@@ -15,21 +13,30 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from filelock import lock_descriptor
+from pydantic import Field, FiniteFloat
 
 from pclmix.config import recipe_names
-from pclmix.errors import PclmixError, require_one_of
+from pclmix.errors import PclmixError, checked, require_one_of
 from pclmix.io.files import read_json, write_json
 from pclmix.io.threads import thread_settings
-from pclmix.web.results import read_yaml, training
-from pclmix.web.workspace import UnknownError, Workspace
+from pclmix.web.workspace import (
+    UnknownError,
+    Workspace,
+    is_denied,
+    read_config,
+    read_progress,
+    training,
+)
 
 REQUEST, OUTCOME, LOG, STOP, PID = "request.json", "outcome.json", "log.txt", "stop", "pid"
 _ID = re.compile(r"^\d{8}-\d{6}(?:-\d+)?$")
+FULL = 74  #: exit code of a job that could not write its outcome, because the disk is full
 _TAIL = 4000  # bytes at the end of the log searched for the reason of a failure
 _LOOKS = 3
 Status = Literal["running", "stopping", "finished", "stopped", "failed"]
@@ -43,27 +50,64 @@ class BusyError(PclmixError):
 PLAN = "plan"
 
 
+@dataclass(frozen=True)
+class Request:
+    """request.json of a job."""
+
+    kind: Literal["train", "predict"]
+    run: Annotated[str, Field(pattern=_ID)]
+    started: FiniteFloat  #: seconds since the epoch
+    method: str | None = None
+    recipe: str | None = None
+    seconds: FiniteFloat | None = None
+    then: list[str] = field(default_factory=list)
+    cases: list[str] | None = None
+    resume: bool = False
+    start: Annotated[str, Field(pattern=_ID)] | None = None  #: run whose weights the training starts from
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """outcome.json of a job."""
+
+    status: Status | None = None
+    message: str = ""
+    phase: str = "preparing"
+    done: int = 0
+    total: int = 0
+    cases: list[str] = field(default_factory=list)
+
+
 class Jobs:
     """Start, watch and stop the jobs of a dataset."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
-        self._children: list[subprocess.Popen[bytes]] = []  # polled, so that ended children do not stay zombies
+        self._children: dict[str, subprocess.Popen[bytes]] = {}  # polled, so that ended children do not stay zombies
         self._looking = threading.Lock()
 
     def train(
-        self, *, method: str, recipe: str, seconds: float | None, then: list[str], cases: list[str] | None = None
+        self,
+        *,
+        method: str,
+        recipe: str,
+        seconds: float | None,
+        then: list[str],
+        cases: list[str] | None = None,
+        warm: bool = False,
     ) -> str:
         """Start training on `cases` (default: all), then predict `then`. Returns the ID of the job and its run.
 
-        With recipe PLAN the settings are planned from the data, and `seconds` includes preparation and finishing.
+        With recipe PLAN the settings are planned from the data, and `seconds` includes preparation and finishing. With
+        `warm` training starts from the weights of `last_model`, if there is one.
         """
         # Only names: a path would let a client read any .yaml file of this computer.
         require_one_of("recipe", recipe, [PLAN, *recipe_names()])
         require_one_of("method", method, [name for name, _ in scribble_methods()])
         job = self._new_id()
         asked = {"kind": "train", "method": method, "recipe": recipe, "seconds": seconds, "then": then, "run": job}
-        return self._start(job, {**asked, "cases": cases, "resume": False})
+        start = self.last_model(method, recipe) if warm else None
+        return self._start(job, {**asked, "cases": cases, "resume": False, "start": start})
 
     def resume(self, job: str) -> str:
         """Resume a stopped or crashed training with its original settings."""
@@ -99,22 +143,22 @@ class Jobs:
             return None
         request = self.request(newest)
         folder = self._folder(newest)
-        alive = self._alive()
-        outcome = read_json(folder / OUTCOME) if (folder / OUTCOME).is_file() else {}
+        alive = self.is_running()
+        outcome = _read_outcome(folder / OUTCOME)
         status: Status = "running"
         if (folder / STOP).exists():
             status = "stopping" if alive else "stopped"
         elif not alive:
             status = "failed"
         if not alive:  # the child writes its outcome shortly before it exits
-            status = outcome.get("status", status)
-        message = outcome.get("message", "")
+            status = outcome.status or status
+        message = outcome.message
         if status == "failed" and not message:
-            message = "it ended unexpectedly: " + (_last_line(folder / LOG) or "its log is empty")
-        shown = {key: request.get(key) for key in ("kind", "method", "recipe", "seconds", "run", "started")}
-        state = {"id": newest, "status": status, "message": message, **shown}
-        state |= {"done": outcome.get("done", 0), "total": outcome.get("total", 0), "cases": outcome.get("cases", [])}
-        phase = outcome.get("phase", "preparing") if alive else ""
+            message = self._reason(newest)
+        shown = {key: request.get(key) for key in ("kind", "method", "recipe", "seconds", "run", "started", "start")}
+        state: dict[str, Any] = {"id": newest, "status": status, "message": message, **shown}
+        state |= {"done": outcome.done, "total": outcome.total, "cases": outcome.cases}
+        phase = outcome.phase if alive else ""
         if request["kind"] == "train":
             since = float(request["started"]) if phase == "training" else None
             state |= training(self.workspace.internal("runs", str(request["run"])), since)
@@ -124,17 +168,28 @@ class Jobs:
         state["phase"] = phase or ("finishing" if alive else "")
         return state
 
+    def _reason(self, job: str) -> str:
+        """Why a job ended that could not write its outcome."""
+        child = self._children.get(job)
+        if child is not None and child.returncode == FULL:
+            return "the disk is full; free some space, then train again"
+        return "it ended unexpectedly: " + (_last_line(self._folder(job) / LOG) or "its log is empty")
+
     def runs(self) -> list[dict[str, Any]]:
         """Runs that can predict, newest first."""
         top = self.workspace.internal("runs")
         found = []
         for folder in sorted(top.iterdir(), reverse=True) if top.is_dir() else ():
             if _ID.match(folder.name) and (folder / "last.ckpt").is_file():
-                about = read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
-                config = read_yaml(folder / "config.yaml")
-                known = {"id": folder.name, "status": about.get("status"), "step": about.get("step", 0)}
-                found.append({**known, "method": config.get("method"), "recipe": config.get("recipe")})
+                about, config = read_progress(folder), read_config(folder)
+                chosen = {key: None if config is None else getattr(config, key) for key in ("method", "recipe")}
+                found.append({"id": folder.name, "status": about.status, "step": about.step, **chosen})
         return found
+
+    def last_model(self, method: str, recipe: str) -> str | None:
+        """The newest finished run of this method and recipe, whose networks and settings a new one shares."""
+        same = {"method": method, "recipe": recipe, "status": "finished"}
+        return next((str(run["id"]) for run in self.runs() if all(run[key] == same[key] for key in same)), None)
 
     def run_folder(self, run: str) -> Path:
         if not _ID.match(run) or not (self.workspace.internal("runs", run) / "last.ckpt").is_file():
@@ -144,8 +199,8 @@ class Jobs:
     def request(self, job: str) -> dict[str, Any]:
         if not _ID.match(job) or not (self._folder(job) / REQUEST).is_file():
             raise UnknownError(f"there is no job '{job[:40]}'")
-        content: dict[str, Any] = read_json(self._folder(job) / REQUEST)
-        return content
+        path = self._folder(job) / REQUEST
+        return asdict(checked(Request, read_json(path), path))
 
     def _start(self, job: str, request: dict[str, Any]) -> str:
         lock = self._take_lock()
@@ -165,7 +220,7 @@ class Jobs:
                     start_new_session=True,  # Ctrl-C in the terminal of the server must not reach the job
                 )
             (folder / PID).write_text(str(child.pid), encoding="utf-8")
-            self._children.append(child)
+            self._children[job] = child
         finally:
             os.close(lock)
         return job
@@ -179,18 +234,23 @@ class Jobs:
         os.close(handle)
         raise BusyError("another job is running; wait for it or stop it first")
 
-    def _alive(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a job is running, also one started by an earlier server."""
-        self._children = [child for child in self._children if child.poll() is None]
+        mine = [child for child in self._children.values() if child.poll() is None]
         with self._looking:
             for _ in range(_LOOKS):  # another process may hold the lock briefly while checking
-                handle = self._open_lock()
+                try:
+                    handle = self._open_lock()
+                except OSError as error:
+                    if is_denied(error):
+                        return False  # a read-only dataset, in which no job can write
+                    raise
                 try:
                     if lock_descriptor(handle, blocking=False):
                         return False
                 finally:
                     os.close(handle)
-                if self._children:
+                if mine:
                     return True
                 time.sleep(0.01)
         return True
@@ -230,6 +290,13 @@ def scribble_methods() -> list[tuple[str, str]]:
 def worker_environment() -> dict[str, str]:
     """Environment with passive OpenMP threads: spinning threads stall each other on a busy machine."""
     return {**os.environ, **thread_settings()}
+
+
+def _read_outcome(path: Path) -> Outcome:
+    """The outcome so far; the defaults if there is none or it is damaged."""
+    with suppress(PclmixError):
+        return checked(Outcome, read_json(path), path)
+    return Outcome()
 
 
 def _order(job: str) -> tuple[str, int]:

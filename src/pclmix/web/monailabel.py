@@ -21,11 +21,10 @@ from pclmix import __version__
 from pclmix.config import recipe_names
 from pclmix.errors import PclmixError
 from pclmix.io.volume import ENDINGS
-from pclmix.web.answers import NIFTI, File, content_disposition, json_answer
-from pclmix.web.bench import Bench
 from pclmix.web.cases import display_nifti
+from pclmix.web.common import NIFTI, Bench, File, content_disposition, json_answer
 from pclmix.web.exchange import MODEL, TAGS, Exchange, datastore_stats, describe, predicted, task, train_stats
-from pclmix.web.jobs import BusyError, scribble_methods
+from pclmix.web.jobs import PLAN, BusyError, scribble_methods
 from pclmix.web.labelfiles import names
 from pclmix.web.security import Rules
 from pclmix.web.uploads import add
@@ -88,7 +87,7 @@ def _info_routes(exchange: Exchange) -> APIRouter:
             "config": {},
         }
         methods = sorted((name for name, _ in scribble_methods()), key=lambda name: name != MODEL)
-        recipes = sorted(recipe_names(), key=lambda name: name != "fast")
+        recipes = [PLAN, *recipe_names()]
         trainer = {
             "description": "trains on all strokes",
             "config": {"minutes": 5.0, "method": methods, "recipe": recipes},

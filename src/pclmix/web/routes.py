@@ -16,11 +16,10 @@ from pclmix.config import recipe_names
 from pclmix.errors import PclmixError
 from pclmix.labels import snap_labels
 from pclmix.web import series
-from pclmix.web.answers import image_answer, json_answer, map_answer, zip_answer
 from pclmix.web.archives import dataset_files, prediction_files, stream_zip
 from pclmix.web.assist import fill_between, where_next
-from pclmix.web.bench import Bench, stream
 from pclmix.web.cases import classes, image_file, is_coloured, is_picture, thumbnail
+from pclmix.web.common import Bench, image_answer, json_answer, map_answer, stream, zip_answer
 from pclmix.web.jobs import PLAN, scribble_methods
 from pclmix.web.strokes import runs_of
 from pclmix.web.uploads import add, receive
@@ -54,6 +53,7 @@ class Train(BaseModel):
     recipe: str = Field("plan", max_length=60)
     minutes: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
     then: Names = Field(default_factory=list)
+    warm: Annotated[bool, Field(strict=True)] = True  # start from the last model
 
 
 class Predict(BaseModel):
@@ -196,7 +196,7 @@ def _prediction_routes(bench: Bench) -> APIRouter:
     def places(case: str) -> list[dict[str, Any]]:
         doubt, second = bench.predictions.unsure(case)
         labels, strokes = bench.predictions.labels(case)[0], bench.strokes.read(case)
-        if strokes.array.shape != doubt.shape:
+        if not strokes.array.shape == doubt.shape == labels.shape:
             raise PclmixError(f"the prediction of '{case}' has another size than its image; predict it again")
         return where_next(doubt, labels, second, strokes.array, strokes.geometry.spacing)
 
@@ -222,8 +222,9 @@ def _job_routes(bench: Bench) -> APIRouter:
         cases = bench.cases.drawn()
         if not cases:
             raise PclmixError("there are no strokes yet; draw strokes of every class in a few slices, then train")
-        method, recipe = asked.method, asked.recipe
-        return {"id": bench.jobs.train(method=method, recipe=recipe, seconds=seconds, then=then, cases=cases)}
+        method, recipe, warm = asked.method, asked.recipe, asked.warm
+        job = bench.jobs.train(method=method, recipe=recipe, seconds=seconds, then=then, cases=cases, warm=warm)
+        return {"id": job}
 
     @api.post("/predict")
     def predict(asked: Predict) -> dict[str, str]:

@@ -17,7 +17,10 @@ from typing import Any
 from pclmix.errors import PclmixError
 from pclmix.io.dicom import convert_series
 
-NEEDED = "DICOM needs the extra 'dicom': pip install '.[dicom]' in a clone of pclmix, then start the workbench again"
+NEEDED = (
+    "DICOM needs the extra 'dicom': pip install '.[dicom]' in a clone of pclmix, or pip install pydicom highdicom; "
+    "then start the workbench again"
+)
 MAGIC_END = 132  #: the magic DICM ends at this byte
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 _LONGEST = 80

@@ -79,7 +79,12 @@ class StrokeStore:
     def read(self, case: str) -> Strokes:
         """The strokes of a case; an empty map if it has no label file yet."""
         path = self.workspace.scribble_path(case)
-        version = token_of(path)
+        found = self._read(case, version := token_of(path))
+        while (now := token_of(path)) != version:  # saved meanwhile: the map may be newer than its version
+            found = self._read(case, version := now)
+        return found
+
+    def _read(self, case: str, version: str) -> Strokes:
         with self._guard:
             known = self._known.get(case)
         if known is not None and known.version == version:
@@ -153,6 +158,19 @@ class StrokeStore:
         version = token_of(path)
         self._remember(case, Strokes(array, before.geometry, version))
         return version
+
+    def sweep(self) -> int:
+        """Remove history entries of saves that a kill cut off before the label file was replaced; returns how many."""
+        count = 0
+        for case in self.workspace.dataset.cases:
+            with suppress(OSError, PclmixError):
+                path = self.workspace.scribble_path(case)
+                if path.stat().st_nlink > 1:
+                    for old, _ in self._entries(case):
+                        if old.samefile(path):
+                            old.unlink()
+                            count += 1
+        return count
 
     def _keep(self, case: str, path: Path, what: str, number: int) -> Path | None:
         """Hard-link the current file into the history before it is replaced.

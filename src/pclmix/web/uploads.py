@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from pclmix.data.dataset import IMAGES, SCRIBBLES, read_channels
-from pclmix.data.importers.base import copy_bytes
+from pclmix.data.importers.base import copy_bytes, is_copyable
 from pclmix.errors import PclmixError
 from pclmix.io.files import atomic_path
-from pclmix.io.volume import ENDINGS, Geometry, ending_of, read_image, read_labels, stem_of
+from pclmix.io.volume import ENDINGS, PHOTOS, Geometry, image_ending_of, read_image, read_labels, stem_of
 from pclmix.labels import IGNORE
 from pclmix.web import series
 from pclmix.web.archives import Contents, Limits, MiB, TooLargeError, clean_name, is_dicom, require_bounded, unpack
@@ -59,8 +59,9 @@ def add(workspace: Workspace, upload: Path, name: str, limits: Limits) -> Added:
         found = Contents(dicom=[Dropped(upload, (), name)])
     else:
         clean = clean_name(name)
-        if not ending_of(Path(clean)):
-            raise PclmixError(f"{clean}: unknown file ending; drop {', '.join(ENDINGS)}, DICOM or a .zip of them")
+        if not image_ending_of(Path(clean)):
+            known = ", ".join((*ENDINGS, *PHOTOS))
+            raise PclmixError(f"{clean}: unknown file ending; drop {known}, DICOM or a .zip of them")
         path = upload.with_name(clean)
         upload.rename(path)
         found = Contents([path], unpacked=require_bounded(path, limits.unpacked))
@@ -128,9 +129,14 @@ def _adopt(workspace: Workspace, groups: list[dict[int, Path]]) -> None:
         count = len(volume.array)
         if count == 3 and bool((volume.array == volume.array[:1]).all()):
             count = 1  # greyscale saved as RGB
-        ending = ending_of(paths[0])
-        workspace.adopt(".nii.gz" if ending == ".nii" else ending, count * len(paths))
+        workspace.adopt(_stored_as(paths[0]), count * len(paths))
         return
+
+
+def _stored_as(path: Path) -> str:
+    """The ending of an image in a dataset: compressed NIfTI, and PNG for a photo, whose pixels are kept."""
+    ending = image_ending_of(path)
+    return ".png" if ending in PHOTOS else ".nii.gz" if ending == ".nii" else ending
 
 
 def _note(case: str, error: PclmixError, *paths: Path) -> str:
@@ -162,6 +168,9 @@ def _same_image(one: Path, other: Path) -> bool:
 
 def _add_case(workspace: Workspace, case: str, images: list[Path], stroke: Path | None) -> None:
     dataset = workspace.dataset
+    for path in images:
+        if not is_copyable(path, dataset.ending):  # before decoding
+            raise PclmixError(f"{path}: this dataset contains {dataset.ending} images; convert it first")
     geometry = read_channels(images, len(dataset.channels)).geometry
     array = np.full(geometry.shape, IGNORE, np.int16) if stroke is None else _strokes(workspace, stroke, geometry)
     label = workspace.inside(dataset.root / SCRIBBLES / f"{case}{dataset.ending}")

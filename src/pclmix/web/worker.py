@@ -1,4 +1,7 @@
-"""The child process of a job: `python -m pclmix.web.worker DATASET JOB` trains or predicts and writes the outcome."""
+"""The process of a job: train or predict as its request says, and write the outcome.
+
+python -m pclmix.web.worker DATASET JOB
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,9 @@ from typing import Any
 
 from pclmix.errors import PclmixError
 from pclmix.io.files import write_json
-from pclmix.web.jobs import OUTCOME, PLAN, Jobs
-from pclmix.web.results import PredictionStore
+from pclmix.web.jobs import FULL, OUTCOME, PLAN, Jobs
 from pclmix.web.strokes import StrokeStore
-from pclmix.web.workspace import Workspace
+from pclmix.web.workspace import PredictionStore, Workspace, is_full
 
 
 class Report:
@@ -77,11 +79,25 @@ def _train(workspace: Workspace, request: dict[str, Any], report: Report) -> boo
         resume=bool(request["resume"]),
         minutes=seconds / 60 if planned and seconds is not None and not begun else None,
         started=float(request["started"]),
+        start_from=start_from(workspace, request.get("start")),
     )
     finished = run_training(training, Console(stderr=True, force_terminal=False))
     if finished:
         draw_run(training.out)
     return finished
+
+
+def start_from(workspace: Workspace, run: str | None) -> Path | None:
+    """The folder of the run to start from; None, with a line in the log, if it is gone or no longer fits the data."""
+    from pclmix.training.finetune import open_start
+
+    if run is None:
+        return None
+    try:
+        return open_start(workspace.internal("runs", run), workspace.dataset.channels).run
+    except PclmixError as error:
+        print(f"starting from random weights instead of {run}: {error}", file=sys.stderr)
+        return None
 
 
 def predict(workspace: Workspace, run: str, cases: list[str], report: Report) -> None:
@@ -112,7 +128,13 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):  # children of a background process inherit ignored signals
         signal.signal(number, signal.default_int_handler)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    run(Path(sys.argv[1]), sys.argv[2])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # everything is on disk; unloading torch would hold the lock for a second or two
+    code = 0
+    try:
+        run(Path(sys.argv[1]), sys.argv[2])
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception as error:
+        if not is_full(error):
+            raise
+        code = FULL
+    os._exit(code)  # everything is on disk; unloading torch would hold the lock for a second or two

@@ -275,6 +275,14 @@ class Workbench {
     $("show-cases").setAttribute("aria-expanded", String(open));
   }
 
+  // Close the list of cases where it lies over the page; returns whether it was open.
+  closeCases() {
+    if (!$("cases-panel").classList.contains("open")) return false;
+    this.showCases(false);
+    $("show-cases").focus();
+    return true;
+  }
+
   controls() {
     $("pen").oninput = () => this.pen(Number($("pen").value));
     $("undo").onclick = () => this.undo();
@@ -286,6 +294,7 @@ class Workbench {
     $("export").onclick = download;
     $("history").onclick = () => { if (this.name) history(this.strokes, () => this.reopenStrokes()).catch((e) => toast(e.message, true)); };
     $("show-cases").onclick = () => this.showCases(!$("cases-panel").classList.contains("open"));
+    $("stage").addEventListener("pointerdown", () => this.showCases(false));
     receive(this.dataset.takes, (text) => { $("saved").textContent = text; }, (added) => this.reloadCases(added));
     window.addEventListener("beforeunload", (e) => { if (this.strokes.unsaved) e.preventDefault(); });
     document.addEventListener("visibilitychange", () => { if (document.hidden) this.strokes.flush(); });

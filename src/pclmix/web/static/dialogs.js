@@ -32,7 +32,7 @@ export function alarm(problem, again) {
     problem.lost ? make("button", { onclick: () => alarm(null) }, "Close") : make("button", { onclick: again }, "Retry now"));
 }
 
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/([^.?!])$/, "$1.");
 const WAY_OUT = {
   401: "Open the URL printed by pclmix serve.",
   403: "Open the URL printed by pclmix serve.",
@@ -66,7 +66,8 @@ const KEYS = [
   ["← →", "previous or next case"], ["U", "uncertainty on or off"],
   ["G", "next place to draw"], ["D", "changes on or off"],
   ["I", "interpolate between drawn slices"], ["A", "accept this slice"],
-  ["P", "one plane or three"], ["Shift + click", "take over one region"],
+  ["Home End", "first or last slice"], ["Shift + click", "take over one region"],
+  ["P", "one plane or three"],
   ["X, or Alt + drag", "move the crosshair"], ["Shift + arrows", "the same, on the image"],
   ["Enter", "pen down and up there"], ["?", "this list"],
 ];

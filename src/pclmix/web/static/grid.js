@@ -51,6 +51,14 @@ export class Grid {
     return this.axis.map((a, i) => (this.reversed[i] ? this.ras[i] - 1 - at[a] : at[a]));
   }
 
+  // Call `visit` with each index of a map that is not 0. Strokes are sparse: empty words are skipped.
+  eachSet(map, visit) {
+    const words = new Uint32Array(map.buffer, 0, map.length >> 2);
+    for (let w = 0; w < words.length; w++)
+      if (words[w]) for (let i = 4 * w; i < 4 * w + 4; i++) if (map[i]) visit(i);
+    for (let i = 4 * words.length; i < map.length; i++) if (map[i]) visit(i);
+  }
+
   // A whole map from native order to RAS order.
   toRas(native, target) {
     const [di, dj, dk] = this.ras;

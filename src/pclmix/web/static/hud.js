@@ -14,6 +14,12 @@ const element = (tag, attributes, text) => {
   return node;
 };
 
+// A length in mm with the unit that fits.
+export const inWords = (mm) => {
+  const [factor, unit] = mm >= 10 ? [0.1, "cm"] : mm >= 1 ? [1, "mm"] : [1000, "µm"];
+  return `${Number((mm * factor).toPrecision(6))} ${unit}`;
+};
+
 export class Hud {
   constructor(svg, readout, viewer, context) {
     Object.assign(this, { svg, readout, viewer, context }); // context: picture, classes, crosshair()
@@ -40,15 +46,19 @@ export class Hud {
       }
     }
     // Pictures without a physical size have a spacing of 1.
-    if (tiles.length && !(picture && viewer.spacing.every((s) => s === 1))) parts.push(...this.bar(tiles[0]));
+    if (!(picture && viewer.spacing?.every((s) => s === 1))) for (const plane of tiles) parts.push(...this.bar(plane));
     if (tiles.length) { // at the bottom of the first plane
       const [left, top, width, height] = tiles[0].box;
       this.readout.style.left = `${left + 12}px`;
       this.readout.style.maxWidth = `${width - 24}px`;
       this.readout.style.bottom = `${this.svg.clientHeight - top - height + 30}px`;
     }
-    this.svg.setAttribute("aria-label", sides || "Image without a known orientation");
-    this.svg.replaceChildren(...parts);
+    const drawn = sides + parts.map((part) => part.outerHTML).join("");
+    if (drawn !== this.drawn) { // painting it anew takes longer than comparing
+      this.drawn = drawn;
+      this.svg.setAttribute("aria-label", sides || "Image without a known orientation");
+      this.svg.replaceChildren(...parts);
+    }
     this.read();
   }
 
@@ -63,16 +73,19 @@ export class Hud {
   // Scale bar of 1, 2 or 5 times a power of ten mm.
   bar(plane) {
     const i = plane.axes.findIndex(({ across }) => across === 0);
-    const pixels = plane.pixels[i] / this.viewer.spacing[plane.axes[i].axis], most = BAR / pixels;
+    const [left, top, width, height] = plane.box, right = left + width - 14, y = top + height - 14;
+    const pixels = plane.pixels[i] / this.viewer.spacing[plane.axes[i].axis], most = Math.min(BAR, 0.3 * width) / pixels;
     if (!(most > 0) || !Number.isFinite(most)) return [];
     const power = 10 ** Math.floor(Math.log10(most)), length = power * [5, 2, 1].find((f) => f * power <= most);
-    const [left, top, width, height] = plane.box, right = left + width - 14, y = top + height - 14, x = right - length * pixels;
-    const text = length >= 10 ? `${length / 10} cm` : `${Number(length.toPrecision(1))} mm`;
+    const x = right - length * pixels, text = inWords(length);
     return [
       element("path", { d: `M${x} ${y - 4}V${y}H${right}V${y - 4}`, class: "bar", "data-pixels": (length * pixels).toFixed(2), "data-mm": length }),
       element("text", { x: (x + right) / 2, y: y - 7, class: "note middle" }, text),
     ];
   }
+
+  // Digits after the point of a position in mm: one, or more for voxels under the microscope.
+  get digits() { return Math.max(1, -Math.floor(Math.log10(Math.min(1, ...this.viewer.spacing)) + 1e-9)); }
 
   // Readout of the voxel under the pointer: position in mm, index, value, class.
   read(at = this.pointer) {
@@ -82,8 +95,8 @@ export class Hud {
     if (index < 0) return;
     const voxel = viewer.grid.voxel(index), parts = [];
     if (!this.context.picture && viewer.oriented)
-      parts.push(viewer.millimetres(voxel).map((v, i) => `${["LR", "PA", "IS"][i][v < 0 ? 0 : 1]} ${Math.abs(v).toFixed(1)}`).join("  ") + " mm");
-    parts.push(`voxel ${(viewer.grid.slices > 1 ? voxel : voxel.slice(0, 2)).map((v) => v + 1).join(", ")}`);
+      parts.push(viewer.millimetres(voxel).map((v, i) => `${["LR", "PA", "IS"][i][v < 0 ? 0 : 1]} ${Math.abs(v).toFixed(this.digits)}`).join("  ") + " mm");
+    parts.push(`${this.context.picture ? "pixel" : "voxel"} ${(viewer.grid.slices > 1 ? voxel : voxel.slice(0, 2)).map((v) => v + 1).join(", ")}`);
     const value = viewer.intensity.at(index);
     parts.push(Array.isArray(value) ? `RGB ${value.join(", ")}` : `value ${Number(value.toPrecision(5))}`);
     const drawn = viewer.layers.labels?.[index], predicted = viewer.layers.maps.prediction?.[index];

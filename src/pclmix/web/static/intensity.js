@@ -20,20 +20,31 @@ export class Intensity {
   get level() { return (this.low + this.high) / 2; }
   get width() { return this.high - this.low; }
 
+  // Whether values are Hounsfield units: by the name of the channel, or air and tissue in whole numbers.
+  isCT(modality) {
+    const [low, high] = this.full;
+    return /(^|[^a-z])(cb|ld|hr|ce)?cta?([^a-z]|$)|hounsfield/i.test(modality) || (low <= -900 && low >= -4096 && high > 100 && high <= 32767);
+  }
+
   // Presets [name, level, width] for a modality such as CT; automatic first.
   presets(modality) {
     const found = [["Automatic", ...levelWidth(this.auto)], ["All values", ...levelWidth(this.full)]];
     if (this.coloured) return found.slice(0, 1);
-    if (/\bct\b|hounsfield/i.test(modality)) return [...found, ...CT];
+    if (this.isCT(modality)) return [...found, ...CT];
     const [low, high] = this.auto;
     return [...found, ["Dark parts", low + (high - low) / 4, (high - low) / 2], ["Bright parts", low + (3 * (high - low)) / 4, (high - low) / 2]];
   }
 
   set(level, width) {
-    const { nv, volume } = this.viewer;
+    const { nv, volume, flat } = this.viewer;
     if (!volume || !(width > 0) || !Number.isFinite(level) || !Number.isFinite(width)) return;
     this.low = level - width / 2;
     this.high = level + width / 2;
+    if (flat) {
+      flat.paint();
+      nv.drawScene();
+      return;
+    }
     if (this.coloured) {
       const table = Uint8ClampedArray.from({ length: 256 }, (_, v) => ((v - this.low) / width) * 255);
       for (let i = 0; i < volume.img.length; i++) volume.img[i] = table[this.original[i]];

@@ -6,7 +6,8 @@
 import { read } from "./viewer.js";
 
 const MOST_COLOURS = 255;
-const LARGE = 400; // image size in voxels per voxel of minimum stroke width
+const LARGE = 400; // image size in voxels per voxel of the smallest pen
+const VISIBLE = 180; // image size in voxels per voxel of displayed stroke width: thinner lines are hard to see
 const DOUBT = [255, 70, 200]; // distinct from grey and from the class colours
 const UNDOUBTED = 60; // of 255: lower entropy is not shown
 const DOUBTED_SHARE = 0.1; // maximum fraction of voxels coloured, so that an uncertain model does not hide the image
@@ -28,7 +29,9 @@ export class Layers {
     this.under = this.labels = this.halo = this.doubt = null;
     this.changed = null;
     const { grid } = this.viewer;
-    this.unit = grid ? Math.max(1, Math.round(Math.min(grid.dims[0], grid.dims[1]) / LARGE)) : 1;
+    const per = (size) => (grid ? Math.max(1, Math.round(Math.min(grid.dims[0], grid.dims[1]) / size)) : 1);
+    this.unit = per(LARGE);
+    this.width = per(VISIBLE);
   }
 
   set classes(classes) {
@@ -48,7 +51,8 @@ export class Layers {
 
   setStrength(kind, value) {
     this.strength[kind] = value;
-    if (kind === "doubt") {
+    if (kind === "doubt" && this.viewer.flat) this.viewer.flat.setStrength(value);
+    else if (kind === "doubt") {
       const index = this.viewer.nv.volumes.indexOf(this.doubt);
       if (index > 0) this.viewer.nv.setOpacity(index, value);
     } else this.colour();
@@ -58,11 +62,15 @@ export class Layers {
   setStrokes(labels) {
     const { grid, nv } = this.viewer;
     this.labels = labels;
-    this.halo = this.unit > 1 ? new Uint8Array(grid.size) : null;
-    if (this.halo) for (let i = 0; i < labels.length; i++) if (labels[i]) this.thicken(i);
-    let shown = labels;
-    if (this.under || this.halo) shown = labels.map((_, i) => this.value(i));
-    grid.toRas(shown, nv.drawBitmap);
+    this.halo = this.width > 1 ? new Uint8Array(grid.size) : null;
+    if (this.halo) grid.eachSet(labels, (i) => this.thicken(i));
+    if (this.under) grid.toRas(labels.map((_, i) => this.value(i)), nv.drawBitmap);
+    else {
+      const draw = (i) => { nv.drawBitmap[grid.rasIndex(i)] = this.value(i); };
+      nv.drawBitmap.fill(0);
+      grid.eachSet(labels, draw);
+      if (this.halo) grid.eachSet(this.halo, draw);
+    }
     this.changed = "all";
     this.refresh();
   }
@@ -89,7 +97,7 @@ export class Layers {
   // An edit has ended: recompute the halo around its voxels.
   settle(indices) {
     if (!this.halo || !indices.length) return;
-    const { grid } = this.viewer, [nx, ny] = grid.dims, reach = this.unit, boxes = new Map();
+    const { grid } = this.viewer, [nx, ny] = grid.dims, reach = this.width, boxes = new Map();
     for (const index of indices) {
       const [x, y, z] = grid.voxel(index), box = boxes.get(z) ?? [x, x, y, y];
       boxes.set(z, [Math.min(box[0], x), Math.max(box[1], x), Math.min(box[2], y), Math.max(box[3], y)]);
@@ -111,14 +119,14 @@ export class Layers {
     const { grid } = this.viewer, [nx, ny] = grid.dims, [x, y] = grid.voxel(index), value = this.labels[index];
     const run = (step, from, to) => {
       let count = 1;
-      for (let k = 1; k <= to && count < this.unit && this.labels[index + k * step] === value; k++) count++;
-      for (let k = 1; k <= from && count < this.unit && this.labels[index - k * step] === value; k++) count++;
+      for (let k = 1; k <= to && count < this.width && this.labels[index + k * step] === value; k++) count++;
+      for (let k = 1; k <= from && count < this.width && this.labels[index - k * step] === value; k++) count++;
       return count;
     };
-    if (run(1, x, nx - 1 - x) >= this.unit && run(nx, y, ny - 1 - y) >= this.unit) return;
-    const reach = Math.floor(this.unit / 2);
-    for (let j = Math.max(-reach, -y); j <= Math.min(reach, ny - 1 - y); j++)
-      for (let i = Math.max(-reach, -x); i <= Math.min(reach, nx - 1 - x); i++) this.halo[index + j * nx + i] ||= value;
+    if (run(1, x, nx - 1 - x) >= this.width && run(nx, y, ny - 1 - y) >= this.width) return;
+    const before = Math.floor((this.width - 1) / 2), after = Math.floor(this.width / 2);
+    for (let j = Math.max(-before, -y); j <= Math.min(after, ny - 1 - y); j++)
+      for (let i = Math.max(-before, -x); i <= Math.min(after, nx - 1 - x); i++) this.halo[index + j * nx + i] ||= value;
   }
 
   refresh() { // at most once per frame
@@ -135,7 +143,8 @@ export class Layers {
 
   // Upload only the changed box to the texture, so that drawing does not slow down with the size of the volume.
   send(box) {
-    const { nv, grid } = this.viewer, { gl } = nv;
+    const { nv, grid, flat } = this.viewer, { gl } = nv;
+    if (flat) { flat.draw(box); return; }
     if (box === "all") { nv.refreshDrawing(false); return; }
     const [low, size] = [box.low, box.high.map((v, i) => v - box.low[i] + 1)], [di, dj] = grid.ras;
     const options = [[gl.UNPACK_ROW_LENGTH, di], [gl.UNPACK_IMAGE_HEIGHT, dj], [gl.UNPACK_SKIP_PIXELS, low[0]], [gl.UNPACK_SKIP_ROWS, low[1]], [gl.UNPACK_SKIP_IMAGES, low[2]]];
@@ -164,7 +173,7 @@ export class Layers {
 
   // Mark the border of each class within its slice.
   outline(map, k) {
-    const [nx, ny, nz] = this.viewer.grid.dims, { under } = this, width = this.unit;
+    const [nx, ny, nz] = this.viewer.grid.dims, { under } = this, width = Math.ceil(this.width / 2);
     for (let z = 0; z < nz; z++)
       for (let y = 0; y < ny; y++)
         for (let x = 0; x < nx; x++) {
@@ -177,9 +186,10 @@ export class Layers {
 
   // Show entropy as a glow over the image; null removes it. `map` is the content of `buffer`, one byte per voxel.
   async setDoubt(buffer, map, strength) {
-    const { nv } = this.viewer;
+    const { nv, flat } = this.viewer;
     if (this.doubt) nv.removeVolume(this.doubt);
     this.doubt = null;
+    if (flat) { flat.setDoubt(buffer && map, buffer ? doubtRange(map) : [0, 1], strength, DOUBT); return; }
     if (!buffer) return;
     const [low, high] = doubtRange(map);
     const doubt = await read(buffer, "doubt", { colormap: "doubt", cal_min: low, cal_max: high, opacity: strength });

@@ -5,7 +5,7 @@ import { make, toast } from "./dialogs.js";
 import { keep, kept } from "./first.js";
 
 const RECIPES = {
-  plan: "Planned from the data", tiny: "Trial: seconds, coarse", demo: "Small: minutes on any computer", fast: "Standard", paper: "As published: hours",
+  plan: "Planned from the data", tiny: "Trial: seconds, coarse", demo: "Small: a few minutes", fast: "Standard", paper: "As published: hours",
 };
 const PHASES = { preparing: "Prepare", training: "Train", finishing: "Finish", predicting: "Predict" };
 const remembered = (key, otherwise) => kept(key) ?? otherwise;
@@ -25,12 +25,15 @@ export class Learn {
     this.recipe = make("select", { id: "recipe" });
     this.method = make("select", { id: "method" });
     this.minutes = make("input", { id: "minutes", type: "number", min: 0.1, step: "any", placeholder: "5, or as the recipe says", value: remembered("minutes", "") });
+    this.warm = make("input", { id: "warm", type: "checkbox", checked: remembered("warm", "yes") === "yes" });
     this.startButton = make("button", { id: "train", className: "main", onclick: () => this.train() }, "Train on my strokes");
     this.predictOne = make("button", { id: "predict", onclick: () => this.predict([context.current()]) }, "Predict this");
     this.predictAll = make("button", { id: "predict-all", onclick: () => this.predict(context.all()) }, "Predict all");
     this.state = make("div", { className: "fields", id: "job" });
     const more = make("details", {}, make("summary", {}, "Settings"), make("div", { className: "fields" },
-      make("label", {}, "Recipe", this.recipe), make("label", {}, "Minutes", this.minutes), make("label", {}, "Method", this.method)));
+      make("label", {}, "Recipe", this.recipe), make("label", {}, "Minutes", this.minutes), make("label", {}, "Method", this.method),
+      make("label", { className: "check", title: "Start from the weights of the newest finished training with this recipe and method; otherwise from scratch" },
+        this.warm, "Start from the last model")));
     more.className = "settings";
     box.append(make("div", { className: "fields" }, this.startButton, more, this.state,
       make("div", { className: "row" }, this.predictOne, this.predictAll)));
@@ -62,9 +65,12 @@ export class Learn {
   get running() { return this.job && ["running", "stopping"].includes(this.job.status); }
 
   async train() {
-    const [recipe, method, minutes] = [this.recipe.value, this.method.value, parseFloat(this.minutes.value)];
-    for (const [key, value] of Object.entries({ recipe, method, minutes: this.minutes.value })) keep(key, value);
-    await this.act("jobs/train", { recipe, method, minutes: minutes > 0 ? minutes : null, then: [this.context.current()].filter(Boolean) });
+    // The choices are empty until the server has loaded its methods, which takes seconds after its start.
+    const [recipe, method] = [this.recipe.value || remembered("recipe", "plan"), this.method.value || remembered("method", "pclmix")];
+    const minutes = parseFloat(this.minutes.value), warm = this.warm.checked;
+    const chosen = { recipe, method, minutes: this.minutes.value, warm: warm ? "yes" : "no" };
+    for (const [key, value] of Object.entries(chosen)) keep(key, value);
+    await this.act("jobs/train", { recipe, method, minutes: minutes > 0 ? minutes : null, then: [this.context.current()].filter(Boolean), warm });
   }
 
   predict(cases) { return this.act("jobs/predict", { run: this.runs[0]?.id ?? "", cases: cases.filter(Boolean) }); }
@@ -128,7 +134,7 @@ export class Learn {
   steps(job) {
     const names = Object.keys(PHASES).filter((phase) => phase !== "predicting" || job.then), at = names.indexOf(job.phase);
     return make("ol", { className: "steps" }, ...names.map((phase, i) => {
-      const item = make("li", { className: i < at ? "past" : "" }, PHASES[phase]);
+      const item = make("li", { className: i < at ? "over" : "" }, PHASES[phase]);
       if (i === at) item.setAttribute("aria-current", "step");
       return item;
     }));
@@ -137,7 +143,8 @@ export class Learn {
   words(job) {
     if (job.status === "stopping") return "Saving and stopping…";
     if (job.status === "running") {
-      if (job.phase === "training") return `Training: ${Math.floor(job.share * 100)} %` + (job.left ? `, about ${clock(job.left)} left` : "");
+      const from = job.start ? " from the last model" : "";
+      if (job.phase === "training") return `Training${from}: ${Math.floor(job.share * 100)} %` + (job.left ? `, about ${clock(job.left)} left` : "");
       if (job.phase === "predicting") return `Predicting: ${job.done} of ${job.total}`;
       if (job.phase === "finishing") return "Finishing: saving the model, checking it on your strokes…";
       return "Preparing: reading images and strokes…";

@@ -107,7 +107,7 @@ export class Review {
   // The reason for a suggestion in a few words.
   reason({ pixels, stroke, slices }) {
     const { viewer } = this.context, [p, q] = viewer.grid.plane(), square = pixels * viewer.spacing[p] * viewer.spacing[q];
-    const spaced = !this.context.picture, area = !spaced ? `${pixels.toLocaleString()} pixels` : square >= 100 ? `${(square / 100).toFixed(1)} cm²` : `${Math.round(square)} mm²`;
+    const spaced = !this.context.picture, area = !spaced ? `${pixels.toLocaleString()} pixels` : square >= 100 ? `${(square / 100).toFixed(1)} cm²` : `${square >= 10 ? Math.round(square) : Number(square.toPrecision(2))} mm²`;
     const far = spaced ? `${Math.round((stroke ?? 0) * Math.min(viewer.spacing[p], viewer.spacing[q]))} mm` : `${stroke} pixels`;
     const where = slices === null ? "no strokes yet" : slices > 0 ? `no strokes within ${slices} slice${slices > 1 ? "s" : ""}` : `nearest stroke ${far} away`;
     return `${pixels ? `uncertain over ${area}` : "slightly uncertain"}; ${where}`;

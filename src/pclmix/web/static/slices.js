@@ -29,9 +29,11 @@ export class SliceStrip {
   update(labels, z) { this.drawn[z] = this.classesOf(labels, z); }
 
   classesOf(labels, z) {
-    const found = new Uint32Array(this.classes.length + 1);
+    const found = new Uint32Array(this.classes.length + 1), words = new Uint32Array(labels.buffer, 0, labels.length >> 2);
     const end = (z + 1) * this.plane;
-    for (let i = z * this.plane; i < end; i++) found[labels[i]]++;
+    for (let i = z * this.plane; i < end;)
+      if (i % 4 === 0 && i + 4 <= end && !words[i / 4]) i += 4; // strokes are sparse
+      else found[labels[i++]]++;
     return found;
   }
 
@@ -57,6 +59,8 @@ export class SliceStrip {
     const cell = h / this.count, gap = cell > 8 ? 2 : 0, most = Math.max(...(this.unsure ?? [0])), least = Math.min(...(this.unsure ?? [0]));
     g.font = "12px system-ui, sans-serif";
     g.textBaseline = "middle";
+    g.strokeStyle = faint;
+    g.lineWidth = 0.75;
     for (let z = 0; z < this.count; z++) {
       const y = z * cell;
       g.fillStyle = z === this.current ? chosen : raised;
@@ -71,17 +75,29 @@ export class SliceStrip {
       const bar = Math.min(6, 26 / Math.max(1, present.length));
       present.forEach(([own], i) => {
         g.fillStyle = own;
-        if (cell > 14) { g.beginPath(); g.arc(w - 31 + (i % 3) * 8, y + cell / 2 + (Math.floor(i / 3) - (present.length > 3 ? 0.5 : 0)) * 8, 3, 0, 7); g.fill(); }
+        if (cell > 14) {
+          g.beginPath();
+          g.arc(w - 31 + (i % 3) * 8, y + cell / 2 + (Math.floor(i / 3) - (present.length > 3 ? 0.5 : 0)) * 8, 3, 0, 7);
+          g.fill();
+          g.stroke(); // light colours on a light panel
+        }
         else g.fillRect(w - 38 + i * bar, y + gap / 2, bar - 1, Math.max(1, cell - gap));
       });
-      const every = Math.ceil(16 / cell);
-      if (z === this.current || (z % every === 0 && Math.abs(z - this.current) * cell > 14)) {
-        g.fillStyle = z === this.current ? text : faint;
-        g.fillText(String(z + 1), 7, Math.min(h - 7, Math.max(7, y + cell / 2)));
-      }
     }
     g.strokeStyle = accent;
     g.lineWidth = 2;
     g.strokeRect(3, this.current * cell + gap / 2, w - 6, Math.max(3, cell - gap));
+    // Numbers last: where cells are lower than the text, the next cell or the frame would cover it.
+    const every = Math.ceil(16 / cell), place = (z) => Math.min(h - 8, Math.max(8, (z + 0.5) * cell)), own = place(this.current);
+    for (let z = 0; z < this.count; z++)
+      if (z % every === 0 && z !== this.current && Math.abs(place(z) - own) > 15) {
+        g.fillStyle = faint;
+        g.fillText(String(z + 1), 7, place(z));
+      }
+    const number = String(this.current + 1);
+    g.fillStyle = chosen;
+    if (cell < 16) g.fillRect(4, own - 8, g.measureText(number).width + 6, 16);
+    g.fillStyle = text;
+    g.fillText(number, 7, own);
   }
 }

@@ -4,9 +4,9 @@ import { upload } from "./api.js";
 import { ask, make, toast } from "./dialogs.js";
 import { zip } from "./zip.js";
 
-const WANTED = /\.(nii|nii\.gz|zip|tiff?|png|bmp)$/i;
+const WANTED = /\.(nii|nii\.gz|zip|tiff?|png|bmp|jpe?g)$/i;
 const WITH_STROKES = /(^|\/)(labelsTr|scribbles)\//;
-const NEEDS_DICOM = "These are DICOM files. To read them: pip install '.[dicom]' in a clone of pclmix, then start the workbench again.";
+const NEEDS_DICOM = "These are DICOM files. To read them: pip install '.[dicom]' in a clone of pclmix, or pip install pydicom highdicom; then start the workbench again.";
 const LARGEST_ZIP = 2 ** 32 - 2 ** 24; // zip.js writes 32-bit sizes; minus a margin for the directory
 const $ = (id) => document.getElementById(id);
 
@@ -29,7 +29,7 @@ export function receive(takes, status, done) {
     if (found.cases.length) await done(found.cases[0]);
   };
   $("add").onclick = async () => {
-    const what = make("p", { className: "faint" }, "NIfTI, DICOM, PNG, TIFF or BMP, or a zip of them. They can also be dropped anywhere on this page.");
+    const what = make("p", { className: "faint" }, "NIfTI, DICOM, PNG, TIFF, JPEG or BMP, or a zip of them. They can also be dropped anywhere on this page.");
     const choice = await ask("Add images", [what], [["close", "Close"], ["folder", "Choose a folder"], ["file", "Choose files", true]]);
     if (choice !== "close") $(choice).click();
   };
@@ -59,7 +59,7 @@ async function uploads(items, takes, found, status) {
   const wanted = items.filter(({ path }) => WANTED.test(path));
   const scans = await scansAmong(items.filter(({ path }) => !WANTED.test(path)));
   const bundle = wanted.some(({ path }) => WITH_STROKES.test(path)) ? wanted.filter(({ path }) => !/\.zip$/i.test(path)) : [];
-  if (!wanted.length && !scans.length) found.notes.push("None of these files is a supported image (NIfTI, DICOM, TIFF, PNG, BMP or a zip).");
+  if (!wanted.length && !scans.length) found.notes.push("None of these files is a supported image (NIfTI, DICOM, PNG, TIFF, JPEG, BMP or a zip).");
   if (scans.length && takes.dicom) bundle.push(...scans);
   else if (scans.length) found.notes.push(NEEDS_DICOM);
   const single = wanted.filter((item) => !bundle.includes(item)), sending = [];

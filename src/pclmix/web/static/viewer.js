@@ -1,12 +1,39 @@
 // Wrapper of NiiVue: one volume in one or three planes, overlays, voxels under the pointer.
 
 import { Niivue, NVImage } from "./vendor/niivue.js";
+import { Flat, standIn } from "./flat.js";
 import { Grid } from "./grid.js";
 import { layout, Plane } from "./planes.js";
 import { Layers } from "./layers.js";
 import { Intensity } from "./intensity.js";
 
 const LARGEST_ZOOM = 40;
+const UNITS = { 1: 1000, 2: 1, 3: 0.001 }; // NIfTI's metre, millimetre and micrometre, in mm
+// Image, then the drawing layer, then one overlay: without the branches of NiiVue's shader that are not used here, which
+// take half of a frame where there is no graphics card.
+const SLICE = `#version 300 es
+precision highp int;
+precision highp float;
+uniform highp sampler3D volume;
+uniform highp sampler3D overlay;
+uniform highp sampler3D drawing;
+uniform highp sampler2D colormap;
+uniform float overlays;
+in vec3 texPos;
+out vec4 color;
+void main() {
+  color = vec4(texture(volume, texPos).rgb, 1.0);
+  float drawn = texture(drawing, texPos).r;
+  if (drawn > 0.0) {
+    float rows = float(textureSize(colormap, 0).y);
+    vec4 own = texture(colormap, vec2((drawn * 255.0 + 0.5) / 256.0, (rows - 0.5) / rows));
+    color.rgb = mix(color.rgb, own.rgb, own.a);
+  }
+  if (overlays > 0.0) {
+    vec4 over = texture(overlay, texPos);
+    color.rgb = mix(color.rgb, over.rgb, over.a);
+  }
+}`;
 
 export class Viewer {
   constructor(canvas) {
@@ -14,10 +41,11 @@ export class Viewer {
     this.nv = new Niivue({
       interactive: false, dragAndDropEnabled: false, isOrientationTextVisible: false, crosshairWidth: 0,
       backColor: [0, 0, 0, 1], loadingText: "", logLevel: "error", isRadiologicalConvention: true,
-      isColorbar: false, show3Dcrosshair: false, isResizeCanvas: true,
+      isColorbar: false, show3Dcrosshair: false, isResizeCanvas: true, gradientOrder: 0,
     });
     this.grid = null;
     this.three = false;
+    this.flat = null; // for images larger than the 3-D textures of the graphics card
     this.cross = [0, 0, 0]; // native column, row and slice where the planes meet
     this.layers = new Layers(this);
     this.intensity = new Intensity(this);
@@ -28,6 +56,9 @@ export class Viewer {
     await this.nv.attachToCanvas(this.canvas, false);
     this.nv.drawOpacity = 1;
     this.fillBoxes();
+    this.plainDrawing();
+    this.nv.setCustomSliceShader(SLICE);
+    this.shader = this.nv.customSliceShader;
     new ResizeObserver(() => { this.arrange(); }).observe(this.canvas);
   }
 
@@ -47,21 +78,45 @@ export class Viewer {
     };
   }
 
+  // One drawing layer without NiiVue's own undo, which would search and compress the whole volume.
+  plainDrawing() {
+    const { nv } = this;
+    nv.createEmptyDrawing = () => {
+      nv.drawBitmap = new Uint8Array(this.grid.size);
+      nv.drawTexture = nv.r8Tex(nv.drawTexture, nv.gl.TEXTURE7, nv.back.dims); // the strokes are sent next
+    };
+    nv.refreshDrawing = () => {
+      const { gl } = nv;
+      if (this.flat) { this.flat.draw("all"); return; }
+      gl.activeTexture(gl.TEXTURE7);
+      gl.bindTexture(gl.TEXTURE_3D, nv.drawTexture);
+      gl.texSubImage3D(gl.TEXTURE_3D, 0, 0, 0, 0, ...this.grid.ras, gl.RED, gl.UNSIGNED_BYTE, nv.drawBitmap);
+    };
+  }
+
   async load(buffer, slice) {
     const volume = await read(buffer, "image", { colormap: "gray" });
+    const { hdr } = volume, largest = Math.max(...hdr.dims.slice(1, 4)), { max2D, max3D } = this.nv.uiData;
+    if (largest > max2D) throw new Error(`This image is ${hdr.dims[1]} × ${hdr.dims[2]} pixels; the graphics of this computer show at most ${max2D} along a side.`);
+    const large = largest > max3D, shown = large ? await standIn(hdr) : volume;
     this.nv.volumes = [];
     this.nv.drawBitmap = null;
-    this.nv.addVolume(volume);
+    this.nv.customSliceShader = this.shader;
+    this.flat = null;
+    this.nv.addVolume(shown);
     this.volume = volume;
-    this.grid = new Grid(volume.hdr.dims.slice(1, 4).map((n) => Math.max(1, n)), volume.permRAS);
-    this.spacing = this.grid.axis.map((a) => Math.abs(volume.hdr.pixDims[a + 1]) || 1); // millimetres along RAS axes
-    this.oriented = volume.hdr.sform_code > 0 || volume.hdr.qform_code > 0;
+    this.grid = new Grid(hdr.dims.slice(1, 4).map((n) => Math.max(1, n)), volume.permRAS);
+    const unit = UNITS[hdr.xyzt_units & 7] ?? 1, size = [1, 2, 3].map((i) => (Math.abs(hdr.pixDims[i]) || 1) * unit);
+    this.spacing = this.grid.axis.map((a) => size[a]); // millimetres along RAS axes
+    this.affine = millimetres(hdr.affine, size, unit);
+    this.oriented = hdr.sform_code > 0 || hdr.qform_code > 0;
     this.intensity.reset();
     this.layers.reset();
     this.nv.scene.pan2Dxyzmm = [0, 0, 0, 1];
-    this.nv.setDrawingEnabled(true);
     const [nx, ny, nz] = this.grid.dims;
     this.cross = [Math.floor(nx / 2), Math.floor(ny / 2), Math.max(0, Math.min(nz - 1, slice ?? Math.floor(nz / 2)))];
+    if (large) (this.flat = this.plane2D ??= new Flat(this)).open();
+    this.nv.setDrawingEnabled(true);
     this.arrange();
   }
 
@@ -69,7 +124,7 @@ export class Viewer {
   get slice() { return this.cross[2]; }
 
   // Whether the volume has enough slices for the other two planes.
-  get hasDepth() { return Boolean(this.grid) && this.grid.slices > 3; }
+  get hasDepth() { return Boolean(this.grid) && !this.flat && this.grid.slices > 3; }
 
   set planes(three) { this.three = three; this.arrange(); }
 
@@ -87,6 +142,7 @@ export class Viewer {
 
   draw() {
     if (!this.grid) return;
+    if (this.flat && this.flat.slice !== this.slice) this.flat.show();
     this.nv.scene.crosshairPos = [0, 1, 2].map((i) => (this.grid.along(i, this.cross) + 0.5) / this.grid.ras[i]);
     this.nv.drawScene();
     this.moved();
@@ -156,9 +212,15 @@ export class Viewer {
 
   // RAS position of the centre of a native voxel in mm.
   millimetres(voxel) {
-    const { affine } = this.volume.hdr;
+    const { affine } = this;
     return [0, 1, 2].map((row) => affine[row][0] * voxel[0] + affine[row][1] * voxel[1] + affine[row][2] * voxel[2] + affine[row][3]);
   }
+}
+
+// The affine in mm. The size of a voxel is that of pixdim, as everywhere else: some files have an sform of 1 mm.
+function millimetres(affine, size, unit) {
+  const length = [0, 1, 2].map((column) => Math.hypot(...[0, 1, 2].map((row) => affine[row][column])) || 1);
+  return [0, 1, 2].map((row) => [...size.map((mm, column) => (affine[row][column] / length[column]) * mm), affine[row][3] * unit]);
 }
 
 // A volume from the bytes of a NIfTI file, gzipped or not.

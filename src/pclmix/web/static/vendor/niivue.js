@@ -49608,7 +49608,7 @@ var Niivue = class extends EventTarget {
     this.gl.deleteFramebuffer(fb);
     if (layer === 0) {
       this.volumeTexture = outTexture;
-      this.gradientTexture = gradientGL({
+      if (this.opts.gradientOrder > 0) this.gradientTexture = gradientGL({
         gl: this.gl,
         hdr,
         genericVAO: this.genericVAO,

@@ -1,10 +1,13 @@
-"""Responses of the server: errors as JSON with the right status code, files, label maps and zips."""
+"""What all routes share: the state of a server, server-sent events, responses and errors."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,21 +15,81 @@ from urllib.parse import quote
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from pclmix.errors import PclmixError
 from pclmix.io.volume import Geometry
-from pclmix.web.archives import TooLargeError
-from pclmix.web.cases import display_nifti
-from pclmix.web.jobs import BusyError
-from pclmix.web.strokes import StaleError
-from pclmix.web.workspace import OutsideError, UnknownError, is_full
+from pclmix.web.archives import Limits, TooLargeError
+from pclmix.web.cases import CaseIndex, display_nifti
+from pclmix.web.jobs import BusyError, Jobs
+from pclmix.web.strokes import StaleError, StrokeStore
+from pclmix.web.workspace import OutsideError, PredictionStore, UnknownError, Workspace, is_denied, is_full
+
+_EVERY = 0.4  # seconds between two polls of the job
+_SILENCE = 15.0  # seconds after which a comment keeps the connection alive
+
+
+class Bus:
+    """A bounded, numbered message queue; each listener continues from its own position."""
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[int, str, dict[str, Any]]] = deque(maxlen=500)
+        self._guard = threading.Lock()
+        self.last = 0
+
+    def publish(self, kind: str, **content: Any) -> None:
+        with self._guard:
+            self._messages.append((self.last + 1, kind, content))
+            self.last += 1
+
+    def since(self, number: int) -> list[tuple[int, str, dict[str, Any]]]:
+        return [message for message in list(self._messages) if message[0] > number]
+
+
+async def stream(bus: Bus, jobs: Jobs) -> AsyncIterator[str]:
+    """Events for one page, starting now: the state of the job first and on each change, then messages."""
+    seen, before, silence = bus.last, "", 0.0
+    yield "retry: 1000\n\n"
+    while True:
+        state = json.dumps(await run_in_threadpool(jobs.state))
+        messages = bus.since(seen)
+        if state != before:
+            yield f"event: job\ndata: {state}\n\n"
+        for number, kind, content in messages:
+            seen = number
+            yield f"event: {kind}\ndata: {json.dumps(content)}\n\n"
+        silence = 0.0 if messages or state != before else silence + _EVERY
+        before = state
+        if silence > _SILENCE:
+            silence = 0.0
+            yield ": keep-alive\n\n"
+        await asyncio.sleep(_EVERY)
+
+
+class Bench:
+    """Cases, strokes, predictions and jobs of one dataset, and the bus that notifies open pages of changes."""
+
+    def __init__(self, root: Path, limits: Limits) -> None:
+        self.workspace = Workspace(root)
+        self.strokes = StrokeStore(self.workspace)
+        self.cases = CaseIndex(self.workspace)
+        self.predictions = PredictionStore(self.workspace)
+        self.jobs = Jobs(self.workspace)
+        self.bus = Bus()
+        self.limits = limits
+
 
 NIFTI = "application/gzip"
 _STATUS = ((StaleError, 409), (BusyError, 409), (UnknownError, 404), (OutsideError, 403), (TooLargeError, 413))
 _DISK_FULL = (
     "the disk that holds the dataset is full; nothing was saved and nothing was overwritten. "
     "Free some space and save again"
+)
+_READ_ONLY = (
+    "the folder {root} cannot be written; nothing was saved and nothing was overwritten. "
+    "Make it and the files in it writable for the user who runs pclmix serve"
 )
 _SHOWN = 3  # validation errors listed in a response
 _log = logging.getLogger(__name__)
@@ -44,20 +107,33 @@ def add_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(OSError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _plain)
+    app.add_exception_handler(ClientDisconnect, _left)
     app.add_exception_handler(Exception, _unexpected)
 
 
-def _refused(_: Request, error: Exception) -> JSONResponse:
+def _unwritable(request: Request, error: Exception) -> JSONResponse | None:
+    """The answer to a full disk or a read-only folder."""
     if is_full(error):
         return JSONResponse({"error": _DISK_FULL}, 507)
+    if request.method != "GET" and is_denied(error):
+        root = request.app.state.bench.workspace.root
+        return JSONResponse({"error": _sendable(_READ_ONLY.format(root=root))}, 507)
+    return None
+
+
+def _refused(request: Request, error: Exception) -> JSONResponse:
+    answer = _unwritable(request, error)
+    if answer is not None:
+        return answer
     status = next((code for kind, code in _STATUS if isinstance(error, kind)), 400)
     more = {"version": error.version} if isinstance(error, StaleError) else {}
     return JSONResponse({"error": _sendable(str(error)), **more}, status)
 
 
-def _failed(_: Request, error: Exception) -> JSONResponse:
-    if is_full(error):
-        return JSONResponse({"error": _DISK_FULL}, 507)
+def _failed(request: Request, error: Exception) -> JSONResponse:
+    answer = _unwritable(request, error)
+    if answer is not None:
+        return answer
     _log.error("a request failed", exc_info=error)
     reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
     return JSONResponse({"error": f"the workbench could not read or write a file: {_sendable(reason)}"}, 500)
@@ -73,6 +149,11 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
 def _plain(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": _sendable(str(error.detail))}, error.status_code, headers=error.headers)
+
+
+def _left(_: Request, error: Exception) -> Response:
+    """The client has gone in the middle of an upload: nobody reads this."""
+    return Response(status_code=400)
 
 
 def _unexpected(_: Request, error: Exception) -> JSONResponse:
