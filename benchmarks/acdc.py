@@ -1,4 +1,4 @@
-"""Runs of a real dataset, many in one process: train, predict, score in columns, and keep what a quoted figure needs.
+"""Runs of a real dataset, many in one process: train, predict, score in columns, and keep the files of quoted figures.
 
     python benchmarks/acdc.py ACDC results/acdc --work /tmp/runs --maag maag_split.json --deadline 540 \\
         --run rounds recipe=rounds folds=1,2 seeds=0,1 \\
@@ -39,10 +39,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pclmix.data.dataset import Dataset
-from pclmix.data.splits import patient_of
+from pclmix.data.dataset import Dataset, patient_of
 from pclmix.errors import PclmixError
-from pclmix.inference.checkpoint import ENSEMBLE, load
+from pclmix.inference.torch import ENSEMBLE, load
 from pclmix.io.files import atomic_path, read_json, write_json
 from pclmix.io.volume import write_labels
 from pclmix.methods.base import find_method
@@ -89,7 +88,7 @@ class Scores:
 
 
 def columns_of(scores: Scores, run: Path, wanted: set[str]) -> dict[str, Summary]:
-    """The columns of a finished run, of those that are wanted."""
+    """The requested columns of a finished run."""
     settings = load_checkpoint(run / "last.ckpt", lazy=True).settings
     columns = {}
     for name, tta in (("raw", "none"), ("tta", "flip")):
@@ -123,7 +122,7 @@ def write_curve(scores: Scores, run: Path, path: Path) -> None:
 
 
 def with_fold(root: Path, view: Path, name: str, maag: Path | None, masks: bool = False) -> tuple[Path, int]:
-    """The dataset, its files linked, with the folds that `name` is one of, and its number.
+    """A linked copy of the dataset with the folds that contain `name`, and its number.
 
     With `masks` only cases with dense masks are trained on.
     """
@@ -204,7 +203,7 @@ def run_job(job: Job, args: argparse.Namespace) -> None:
         overrides=(*job.overrides, f"seed={job.seed}"),
         fold=fold,
         device=args.device,
-        resume=run.exists(),  # what a killed process left
+        resume=run.exists(),  # temporary files of killed processes
     )
     if not run_training(request):
         raise SystemExit(130)
@@ -231,7 +230,7 @@ def run_job(job: Job, args: argparse.Namespace) -> None:
     }
     shutil.copy(run / "config.yaml", out)
     shutil.copy(run / "metrics.jsonl", out)
-    write_json(out / "summary.json", content)  # last: a folder that has it counts as a run of its group
+    write_json(out / "summary.json", content)  # last, since it marks the run as complete
     for column, values in content["columns"].items():
         shown = {k: f"{v:.4f}" for k, v in values["mean"].items() if isinstance(v, float)}
         classes = {n: round(100 * c["Dice"]["mean"], 2) for n, c in values["classes"].items()}
@@ -278,7 +277,7 @@ def main() -> None:
             finished.append(job.place)
             if args.archive:
                 pack(args.out, finished, args.archive)
-        except Exception:  # reported, so that the other runs still start
+        except Exception:  # reported; the other runs continue
             print(job.place, "failed:", traceback.format_exc(), flush=True)
             failed += 1
         took[job.row] = max(expected, time.perf_counter() - began - passed)

@@ -1,12 +1,13 @@
 """An archive predicted by one process and by workers on Ray: seconds, overhead per volume, memory.
 
 `speed` predicts a folder by one process with one and with two threads, then by `--cluster local` with one and two
-workers of one core. Each is a process of its own. The steady time per volume leaves out the start: it counts from the
-tenth finished volume to the last. `memory` samples the resident memory of all processes while thousands of small files
-pass. MODEL is a run folder or an exported .onnx file.
+workers of one core, as often as --rounds says, in turn: on a machine with other work only times next to each other can
+be compared. Each is a process of its own. The steady time per volume leaves out the start: it counts from the tenth
+finished volume to the last. The processor's time is that of all processes, Ray's included. `memory` samples the
+resident memory of all processes while thousands of small files pass. MODEL is a run folder or an exported .onnx file.
 
-    python benchmarks/archive.py speed RUN --images acdc/imagesTr --volumes 200 --out results/archive/torch.json
-    python benchmarks/archive.py memory RUN --files 2000 --workers 2 --out results/archive/memory-2-workers.json
+    python benchmarks/archive.py speed RUN --images acdc/imagesTr --volumes 200 --out results/cluster/archive-speed.json
+    python benchmarks/archive.py memory RUN --files 2000 --workers 2 --out results/cluster/archive-memory.json
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from pclmix.cluster.worker import model_files
+from pclmix.cluster.predict import model_files
 from pclmix.data.dataset import Dataset
 from pclmix.synth.phantom import make_phantom
 
@@ -74,10 +75,11 @@ def once(args: argparse.Namespace) -> None:
     from pclmix.inference import load
     from pclmix.inference.files import Choices, predict_files
 
-    marks: list[tuple[float, float]] = []
+    marks: list[tuple[float, float, float]] = []
 
     def tell(done: int, total: int) -> None:
-        marks.append((time.perf_counter(), time.process_time()))
+        everyone = processor_seconds() if done in (WARM, total) else 0.0
+        marks.append((time.perf_counter(), time.process_time(), everyone))
 
     began = time.perf_counter()
     if args.workers:
@@ -89,22 +91,35 @@ def once(args: argparse.Namespace) -> None:
         outcome = predict_files(load(args.model, device="cpu"), args.images, args.folder, progress=tell)
     total = time.perf_counter() - began
     outcome.require_good()
-    marks = marks[1:]  # the first is told before anything is done
-    (first, first_cpu), (last, last_cpu) = marks[WARM - 1], marks[-1]
+    marks = marks[1:]  # the first is reported before any work
+    (first, first_cpu, first_all), (last, last_cpu, last_all) = marks[WARM - 1], marks[-1]
     count = len(marks) - WARM
     result = {
         "total_s": total,
         "until_first_s": marks[0][0] - began,
         "steady_ms_per_volume": 1000 * (last - first) / count,
+        "cpu_ms_per_volume": 1000 * (last_all - first_all) / count,
         "driver_cpu_ms_per_volume": 1000 * (last_cpu - first_cpu) / count,
     }
     print(json.dumps(result))
 
 
+def processor_seconds() -> float:
+    """Of all processes of this session."""
+    session, total = os.getsid(0), 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 def start(args: argparse.Namespace, images: Path, out: Path, workers: int, threads: int) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "once", args.model.resolve(), "--images", images, "--folder", out]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    # Ray gives its workers the niceness 15, with which they would starve beside other work, one process would not.
+    env |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "RAY_worker_niceness": "0"}
     words = [*map(str, command), "--workers", str(workers)]
     return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -118,37 +133,51 @@ def finish(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def speed(args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, dict[str, float]] = {}
+    rounds: list[dict[str, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         images = sorted(args.images.glob("*.nii.gz"))
         fill(work / "in", images, args.volumes)
-        for title in args.only or CONFIGURATIONS:
-            workers, threads = CONFIGURATIONS[title]
-            out = work / f"out-{workers}-{threads}"
-            found[title] = {**finish(start(args, work / "in", out, workers, threads)), "load": os.getloadavg()[0]}
-            print(title, found[title], flush=True)
+        for k in range(args.rounds):
+            found: dict[str, dict[str, float]] = {}
+            for title in args.only or CONFIGURATIONS:
+                workers, threads = CONFIGURATIONS[title]
+                out = work / f"out-{k}-{workers}-{threads}"
+                found[title] = {**finish(start(args, work / "in", out, workers, threads)), "load": os.getloadavg()[0]}
+                print(title, found[title], flush=True)
+            rounds.append(found)
         maps = list(out.glob("*.nii.gz"))
         read = sum(path.stat().st_size for path in (work / "in").iterdir()) / args.volumes
         written = sum(path.stat().st_size for path in maps) / len(maps)
         slices = sum(_slices(path) for path in images) / len(images)
-    steady = {title: values["steady_ms_per_volume"] for title, values in found.items()}
-    derived: dict[str, float] = {}
-    if "1 process, 1 thread" in steady and "1 worker" in steady:
-        derived["overhead_ms_per_volume"] = round(steady["1 worker"] - steady["1 process, 1 thread"], 3)
-        share = steady["1 worker"] / steady["1 process, 1 thread"] - 1
-        derived["overhead_share"] = round(share, 4)
-    if "1 process, 1 thread" in steady and "2 workers" in steady:
-        derived["times_faster_with_2_workers"] = round(steady["1 process, 1 thread"] / steady["2 workers"], 3)
+    median = {
+        title: {key: round(float(np.median([one[title][key] for one in rounds])), 3) for key in rounds[0][title]}
+        for title in rounds[0]
+    }
     return {
         "volumes": args.volumes,
         "slices_per_volume": slices,
         "bytes_read_per_volume": round(read),
         "bytes_written_per_volume": round(written),
         "bytes_of_model": sum(path.stat().st_size for path in model_files(args.model)),
-        "configurations": found,
-        **derived,
+        "median": median,
+        **compared(rounds),
+        "rounds": rounds,
     }
+
+
+def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, float]:
+    """Workers beside one process with one thread, within each round; the median over rounds."""
+    alone, wall, cpu = "1 process, 1 thread", "steady_ms_per_volume", "cpu_ms_per_volume"
+    found: dict[str, float] = {}
+    for workers in ("1 worker", "2 workers"):
+        if alone in rounds[0] and workers in rounds[0]:
+            faster = [one[alone][wall] / one[workers][wall] for one in rounds]
+            more = [one[workers][cpu] - one[alone][cpu] for one in rounds]
+            name = workers.replace(" ", "_")
+            found[f"times_faster_with_{name}"] = round(float(np.median(faster)), 3)
+            found[f"more_cpu_ms_with_{name}"] = round(float(np.median(more)), 2)
+    return found
 
 
 def _slices(path: Path) -> int:
@@ -220,6 +249,7 @@ def main() -> None:
     parser.add_argument("--volumes", type=int, default=200)
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=0, help="0: one process")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", action="append", choices=tuple(CONFIGURATIONS))
     parser.add_argument("--folder", type=Path, help="for `once`: where label maps go")
     parser.add_argument("--out", type=Path)

@@ -1,4 +1,4 @@
-"""int8 against the eager fp32 model on a CPU: milliseconds a slice in one run, Dice with dense masks, the CPU's flags.
+"""int8 against the eager fp32 model on a CPU: milliseconds per slice in one run, Dice with dense masks, CPU flags.
 
 The export is calibrated on training cases and measured on the test cases of a fold. Eager is the network as it was
 trained, in torch; the others are onnxruntime on as many threads. They take turns, slice by slice, so that a busy
@@ -34,7 +34,7 @@ PRECISIONS = ("fp32", "fp16", "int8")
 
 
 def cpu() -> dict[str, Any]:
-    """The processor's name and the flags that decide how fast 8-bit numbers are."""
+    """Name of the processor and its flags for 8-bit arithmetic."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []
     said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -43,7 +43,7 @@ def cpu() -> dict[str, Any]:
 
 
 def clock(paths: dict[str, Path], net: torch.nn.Module, shape: tuple[int, ...], rounds: int) -> dict[str, Any]:
-    """Median milliseconds a slice of each, taking turns."""
+    """Median milliseconds per slice of each, measured alternately."""
     image = np.random.default_rng(0).random(shape, dtype=np.float32)
     sessions = {name: open_session(path, "cpu") for name, path in paths.items()}
     tensor = torch.from_numpy(image)
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # onnxruntime's sessions here follow it
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # also limits onnxruntime's sessions
     torch.set_num_threads(args.threads)
     dataset = Dataset.open(args.dataset)
     cases = [case for case in dataset.fold(args.fold).test if dataset.has_reference(case)][: args.cases]

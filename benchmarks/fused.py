@@ -1,4 +1,4 @@
-"""Every fused operation at the shapes of the training step: is it right, and is it faster than plain torch?
+"""Every fused operation at the shapes of the training step: its error and its speed against plain torch.
 
 Errors are relative (norm of the difference over the norm), of the result and of every gradient, against the plain
 operations in float32; beside them the errors of plain bf16. Times are microseconds for forward and backward together,
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pclmix.kernels import plain
 from pclmix.kernels.ops import norm_act, squared_norms, upsample_concat
 from pclmix.nets.swin import LayerNorm, Linear, WindowAttention
-from pclmix.training.cast import cast_weights
+from pclmix.training.step import cast_weights
 
 LARGEST_ERROR = 0.03  # of a fused result; plain bf16 has a few thousandths for one operation
 
@@ -79,7 +79,7 @@ def bf16(case: Case, gradient: Tensor, fused: bool) -> list[Tensor]:
     ):
         out = case.work(*case.maps)
     gradients = torch.autograd.grad(out, [*case.maps, *case.parameters], gradient.to(out.dtype))
-    return [out.detach(), *gradients]  # what autograd keeps must not outlive this: it belongs to a stream
+    return [out.detach(), *gradients]  # what autograd keeps belongs to a stream and must be freed here
 
 
 def float32(case: Case) -> tuple[Tensor, list[Tensor]]:
@@ -97,7 +97,7 @@ def error(given: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 def microseconds(case: Case, gradient: Tensor, fused: bool) -> float:
-    """Warm-up and capture in one stream, with leaves made there: what autograd met in another it would wait for."""
+    """Warm-up and capture in one stream, with leaves created there: autograd waits for the streams of its tensors."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

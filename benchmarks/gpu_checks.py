@@ -1,16 +1,17 @@
-"""Does training work on this GPU? Each check in processes of its own with a time limit; one that fails stops no other.
+"""Checks of training on a GPU, each in separate processes with a time limit; a failure does not stop the others.
 
-start      benchmarks/start.py: seconds to the first step, from nothing and once more
-step       benchmarks/step.py: milliseconds of a step, eager and as a graph
-kernels    the tests of the kernels on the device (needs pytest)
-fused      benchmarks/fused.py: errors and times of each kernel at the shapes of a step
-same       the same short run twice: what the device itself does not repeat
-killed     the run, killed with SIGKILL after its first checkpoint and resumed, against the unbroken one
-stopped    the same with SIGTERM
-rounds     two rounds of self-training
-nccl       the run under torchrun with one process: DistributedDataParallel over NCCL in the captured graph
-predict    labels in bf16 against float32
-memory     a run that does not fit into memory, with its message
+Checks:
+- start: benchmarks/start.py, seconds to the first step, from nothing and once more
+- step: benchmarks/step.py, milliseconds of a step, eager and as a graph
+- kernels: the tests of the kernels on the device (needs pytest)
+- fused: benchmarks/fused.py, errors and times of each kernel at the shapes of a step
+- same: the same short run twice, to see what the device itself does not repeat
+- killed: the run, killed with SIGKILL after its first checkpoint and resumed, against the unbroken one
+- stopped: the same with SIGTERM
+- rounds: two rounds of self-training
+- nccl: the run under torchrun with one process, DistributedDataParallel over NCCL in the captured graph
+- predict: labels in bf16 against float32
+- memory: a run that does not fit into memory, with its message
 
     python benchmarks/gpu_checks.py ACDC --recipe hull --out checks.json --work /tmp/checks encoder.weights=FILE
     python benchmarks/gpu_checks.py PHANTOM --device cpu --recipe tiny --out /tmp/checks.json --work /tmp/checks
@@ -40,16 +41,16 @@ BENCHMARKS = Path(__file__).parent
 #: Seconds that a check may take on a GPU.
 LIMITS = {"start": 90, "step": 75, "kernels": 120, "fused": 75, "memory": 45, "predict": 60}
 LIMIT = 100
-#: Names the loopback interface: a machine without a network may have no other and no name for itself.
+#: Names the loopback interface: a machine without a network may have no other, and no host name.
 LOCAL = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-#: GiB that are left free for the run that shall not fit; a step of `hull` takes 7.
+#: GiB left free for a run that must run out of memory; a step of `hull` takes 7.
 ROOM = 4
 _TAIL = 1500  # characters
 
 _PREDICT = """
 import sys, time, torch
 from pclmix.data.dataset import Dataset
-from pclmix.inference.checkpoint import load
+from pclmix.inference.torch import load
 model, root, device = sys.argv[1:]
 dataset = Dataset.open(root)
 images = [dataset.read_image(case) for case in dataset.cases[:6]]
@@ -78,7 +79,7 @@ sys.exit(main())
 
 
 class CheckError(Exception):
-    """What was found is not what must hold."""
+    """A check failed."""
 
 
 class Checks:
@@ -89,7 +90,7 @@ class Checks:
         self.environment = {**os.environ, "PCLMIX_CACHE": str(args.work / "cache")}
 
     def call(self, command: list[Any], limit: float, **variables: str) -> str:
-        """What a command prints; refused where it fails or takes too long."""
+        """The output of a command; raises if it fails or takes too long."""
         words, limit = [str(word) for word in command], limit * self.args.patience
         process = subprocess.Popen(
             words, env=self.environment | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -98,7 +99,7 @@ class Checks:
         try:
             said, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with its children
             said, _ = process.communicate()
             raise CheckError(f"took more than {limit:.0f} s: {said[-_TAIL:]}") from None
         if process.returncode:
@@ -139,7 +140,7 @@ class Checks:
         return {"table": self.script("fused.py").splitlines()}
 
     def same(self) -> dict[str, Any]:
-        """The reference of the checks below, twice at once."""
+        """The reference of the checks below, trained twice."""
         with ThreadPoolExecutor(2) as pool:
             runs = [self.work / "reference", self.work / "repeated"]
             said = list(pool.map(lambda run: self.call(self.train(run), LIMIT), runs))
@@ -246,11 +247,11 @@ COMPARED = ("killed", "stopped", "nccl")  #: with the reference, when all are th
 
 
 def timed(check: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """What a check found and its seconds; an error of any kind is its result."""
+    """The result or error of a check, and its seconds."""
     began = time.perf_counter()
     try:
         found = {"ok": True, **check()}
-    except Exception as error:  # reported, so that the other checks still run
+    except Exception as error:  # reported; the other checks continue
         found = {"ok": False, "error": f"{type(error).__name__}: {error}"}
     return {**found, "seconds": round(time.perf_counter() - began, 1)}
 

@@ -1,4 +1,4 @@
-"""How fast HD95 is: ours, a straightforward one over the whole volume, and medpy's where it is installed, in one run.
+"""Speed of HD95: ours, a naive one over the whole volume, and medpy's if installed, in one run.
 
     python benchmarks/hd95.py [--masks FOLDER] [--repeats 5]
 
@@ -63,7 +63,7 @@ def prediction_of(reference, stray: bool):
 
 
 def measure(functions, pairs, repeats: int):
-    """Median over repeats of the milliseconds per mask; the functions take turns, so that load falls on all."""
+    """Median over repeats of the milliseconds per mask; the functions alternate, so that load affects all."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repeats):
         for name, function in functions.items():

@@ -1,9 +1,9 @@
-"""Kill train, crossval and predict at random moments, go on each time, and compare the end with an unbroken run.
+"""Kill train, crossval and predict at random moments, resume, and compare the result with an uninterrupted run.
 
-Each trial starts in an empty folder and an empty cache. The command is killed (SIGKILL) after a random part of the
-time that it takes undisturbed, run again, killed again and so on, until it ends by itself; the end must equal the
-unbroken run to the last bit. Trials are added until each command has been killed --kills times. Recipe tiny on a
-phantom, one thread. With the same --work an interrupted benchmark goes on.
+Each trial starts in an empty folder and an empty cache. The command is killed (SIGKILL) after a random time, at most
+half of what it takes undisturbed, run again, killed again and so on, six times or until it ends by itself; the result
+must equal the uninterrupted run bit for bit. Trials are added until each command has been killed --kills times. Recipe
+tiny on a phantom, one thread. With the same --work an interrupted benchmark goes on.
 
     python benchmarks/kills.py --kills 100 --work DIR --out results/reliability/kills.json
 """
@@ -68,7 +68,7 @@ def call(arguments: list[str], cache: str, said: str) -> None:
 
 
 class Killed:
-    """One command, run in processes that are killed after a while."""
+    """One command, run in processes that are killed after some time."""
 
     def __init__(self, arguments: list[str], cache: Path, said: Path) -> None:
         self.arguments, self.cache, self.said = arguments, cache, said
@@ -118,7 +118,7 @@ def wanted(path: Path, folder: Path) -> str:
         return ""
     endings = (".nii.gz", ".nrrd", ".csv", ".ckpt", ".txt")
     chosen = last.endswith(endings) or last in ("evaluation.json", "prediction.json", "metrics.jsonl", "config.yaml")
-    # previous.ckpt is the save before the last: one that was killed between two renames has another.
+    # previous.ckpt is the save before the last; after a kill between two renames it is another one.
     return name if chosen and last != "previous.ckpt" else ""
 
 
@@ -159,14 +159,14 @@ def age(paths: list[Path]) -> None:
 
 
 def trial(name: str, unbroken: Path, places: Places, work: Path, usual: float, chance: random.Random) -> dict[str, Any]:
-    """Kill a command until it survives; what happened and whether the result is that of the unbroken run."""
+    """Kill a command until it finishes; returns the events and whether the result equals the uninterrupted run."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     here = Places(places.dataset, places.model, work / "out")
     command = Killed(COMMANDS[name](here), work / "cache", work / "said.txt")
     moments: list[float] = []
     while len(moments) < MOST:
-        moment = chance.uniform(0, usual)
+        moment = chance.uniform(0, usual / 2)
         if command.run(moment) is not None:
             break
         moments.append(round(moment, 3))
@@ -178,7 +178,8 @@ def trial(name: str, unbroken: Path, places: Places, work: Path, usual: float, c
         "kills": moments,
         "different": differences(unbroken, work / "out"),
         "left_by_kills": len(left),
-        "left_at_the_end": len(hidden(work / "out")),
+        "left_at_the_end": len(left := hidden(work / "out")),
+        "left": [str(path.relative_to(work / "out")) for path in left],
     }
 
 
@@ -191,7 +192,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the JSON file of the figures")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)  # as the processes do: it is written with the figures
+    torch.set_num_threads(1)  # as in the processes: recorded with the figures
     multiprocessing.get_context("forkserver").set_forkserver_preload(["pclmix.training.start", "pclmix.inference"])
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
@@ -251,7 +252,9 @@ def summarise(known: dict[str, Any]) -> dict[str, Any]:
                 "unfinished_files_left_by_kills": sum(t["left_by_kills"] for t in trials),
                 "left_at_the_end": sum(t["left_at_the_end"] for t in trials),
             }
-    details = [{"command": t["command"], **{k: t[k] for k in ("kills", "different")}} for t in known["trials"]]
+    details = [
+        {"command": t["command"], **{k: t.get(k, []) for k in ("kills", "different", "left")}} for t in known["trials"]
+    ]
     return {"commands": table, "environment": environment("cpu"), "trials": details}
 
 

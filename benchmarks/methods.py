@@ -1,9 +1,9 @@
-"""Milliseconds of every method's training step, beside what its own count of network passes would cost.
+"""Milliseconds of every method's training step, and of its passes through the network.
 
 The passes are measured in the same run: forward and backward of all that the method trains on one batch, and forward
-alone, each times the number of batches that the method says its step sends through (`Method.passes`). Both are
-captured as CUDA graphs on a GPU, so that nothing is hidden behind launches. Feeding, augmentation, losses, label maps,
-optimiser and teachers belong to the step and not to the passes; label maps made before training are timed apart.
+alone, each times the number of batches given by `Method.passes`. Both are
+captured as CUDA graphs on a GPU, so that kernel launches do not count. Feeding, augmentation, losses, label maps,
+optimiser and teachers belong to the step and not to the passes; label maps made before training are timed separately.
 
     python benchmarks/methods.py --out results/methods/h200.json                  # on a GPU: --net resnet50 or unet
     OMP_NUM_THREADS=1 python benchmarks/methods.py --device cpu --net unet --size 64 --batch 4 --steps 2 --precision 32
@@ -27,11 +27,10 @@ from pclmix.data.store import Store
 from pclmix.errors import PclmixError
 from pclmix.labels import IGNORE
 from pclmix.methods.base import METHODS, Method, build_method, find_method, load_all
-from pclmix.training.cast import cast_weights
 from pclmix.training.feed import Feed
 from pclmix.training.log import environment
 from pclmix.training.optim import make_optimizer
-from pclmix.training.step import Gradients, TrainStep
+from pclmix.training.step import Gradients, TrainStep, cast_weights
 
 LIMIT = 1.5
 CLASSES = 4
@@ -77,9 +76,9 @@ def captured(work: Callable[[], Any], device: torch.device) -> Callable[[], Any]
 
 
 def milliseconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """The best of several rounds of `repeats` calls, after a warm-up: other programs only ever add.
+    """The best of several rounds of `repeats` calls, after a warm-up: other programs only add time.
 
-    On a CPU it is the processor's time, to which other programs add little; run it with one thread.
+    On a CPU it is processor time, to which other programs add little; run it with one thread.
     """
     clock = time.perf_counter if device.type == "cuda" else time.process_time
 
@@ -123,7 +122,7 @@ def time_passes(method: Method, config: Config, device: torch.device, repeats: i
 
 
 def time_step(method: Method, store: Store, config: Config, device: torch.device, repeats: int) -> float:
-    """The whole step as the engine runs it."""
+    """The whole step as in training."""
     optimizer = make_optimizer(method.parameters(), config.optim, device)
     generator = torch.Generator(device).manual_seed(0)
     feed = Feed(store, config.engine.batch, 0, device)

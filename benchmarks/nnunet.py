@@ -3,13 +3,13 @@
     python benchmarks/nnunet.py results/nnunet --work /tmp/nnunet --minutes 4 --nnunet "bash nnunet_run.sh WHEELS" \\
         hippocampus=SETS/hippocampus fundus=SETS/fundus
 
-Each dataset is NAME=FOLDER. All but the test cases of fold 1 train; those are predicted, raw, and scored as they are
+Each dataset is NAME=FOLDER. All but the test cases of fold 1 train; those are predicted and scored as they are
 and with the largest component of each class. `pclmix` plans from the data and ends so many minutes after its command;
 `full` trains on the dense masks by the same plan. --nnunet is a command that is called with a dataset and a work
 folder, and with FOLD=0 and MINUTES in its environment; it leaves label maps in the folder's `predictions`. Its minutes
 are those of training alone.
 
-OUT/NAME/METHOD gets raw.csv, component.csv (per case) and summary.json; what has it is not measured again. --deadline
+OUT/NAME/METHOD gets raw.csv, component.csv (per case) and summary.json; methods that have it are skipped. --deadline
 starts nothing that would not be finished by then; --archive FILE.tar.gz holds what this command has measured. Words
 with a dot are settings of both trainings, such as encoder.weights=FILE.
 """
@@ -35,18 +35,18 @@ from pclmix.inference import load
 from pclmix.inference.files import predict_files
 from pclmix.io.files import read_json, write_json
 from pclmix.metrics import evaluate
-from pclmix.nets.device import device_kind
+from pclmix.nets.segmenter import device_kind
 from pclmix.training.log import CONFIG, ENVIRONMENT, PLAN, RUN, environment
 from pclmix.training.request import TrainRequest
 from pclmix.training.start import run_training
 
 FOLD = 1
 METHODS = ("pclmix", "full", "nnunet")
-_BESIDE = 90.0  #: seconds that starting, predicting and scoring take beside the minutes
+_BESIDE = 90.0  #: seconds for starting, predicting and scoring, in addition to the minutes
 
 
 def train(args: argparse.Namespace, root: Path, method: str, work: Path) -> tuple[Path, dict[str, Any]]:
-    """A training of ours: its predictions, and what there is to say of it."""
+    """One of our trainings: its predictions and its summary."""
     run, plan = work / method / "run", work / "pclmix" / "run" / PLAN
     if method == "full" and not plan.is_file():
         raise PclmixError(f"{plan} does not exist: `full` trains by the plan of `pclmix`, which comes first")
@@ -137,7 +137,7 @@ def main() -> None:
                 done.append(Path(name) / method)
                 if args.archive:
                     pack(args.out, done, args.archive)
-            except Exception:  # reported, so that the others still start
+            except Exception:  # reported; the others continue
                 print(name, method, "failed:", traceback.format_exc(), flush=True)
                 failed += 1
     raise SystemExit(1 if failed else 0)

@@ -1,4 +1,4 @@
-"""How hard the phantom is: full supervision, partial cross-entropy and PCLMix with the demo's recipe and seconds.
+"""Difficulty of the phantom: full supervision, partial cross-entropy and PCLMix with the demo's recipe and seconds.
 
     python benchmarks/phantom.py results/phantom --work /tmp/demo
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pclmix.data.dataset import Dataset
 from pclmix.io.volume import read_labels
-from pclmix.report import panels
+from pclmix.report import figures
 from pclmix.studies.demo import DATASET, FOLD, METHODS, NAMES
 
 GAP, HEAD, SIDE = 8, 32, 250
@@ -41,15 +41,15 @@ def main() -> None:
 
 
 def _row(demo: Path, dataset: Dataset, case: str) -> list[Image.Image]:
-    """The slice with most of the heart in it, square, as pictures."""
+    """The slice with the largest part of the heart, square, as pictures."""
     truth = dataset.read_reference(case)[0]
     z = int((truth > 0).sum(axis=(1, 2)).argmax())
-    base = panels.base(dataset.read_image(case), z)
-    shown = [base, panels.paint(base, dataset.read_scribble(case)[0][z], dataset.labels, 1.0)]
+    base = figures.base(dataset.read_image(case), z)
+    shown = [base, figures.paint(base, dataset.read_scribble(case)[0][z], dataset.labels, 1.0)]
     for method in METHODS:
         predicted, _ = read_labels(demo / method / "predictions" / f"{case}.nii.gz")
-        shown.append(panels.outline(panels.paint(base, predicted[z], dataset.labels), truth[z]))
-    shown.append(panels.paint(base, truth[z], dataset.labels))
+        shown.append(figures.outline(figures.paint(base, predicted[z], dataset.labels), truth[z]))
+    shown.append(figures.paint(base, truth[z], dataset.labels))
     side = min(base.shape[:2])
     top, left = ((n - side) // 2 for n in base.shape[:2])
     return [

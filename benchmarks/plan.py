@@ -1,4 +1,4 @@
-"""PCLMix and partial cross-entropy with one plan, a few minutes each: is a planned training useful?
+"""PCLMix and partial cross-entropy with one plan, a few minutes each: a test of plans from the data.
 
     python benchmarks/plan.py results/plan --work /tmp/plan --minutes 3 hippocampus=SETS/hippocampus phantom
 
@@ -24,9 +24,8 @@ from pclmix.inference.files import predict_files
 from pclmix.io.files import atomic_path, read_json, write_json
 from pclmix.metrics.run import evaluate
 from pclmix.synth.phantom import make_phantom
-from pclmix.training.auto import plan_dataset
 from pclmix.training.log import ENVIRONMENT, RUN
-from pclmix.training.plan import training_cases
+from pclmix.training.plan import plan_dataset, training_cases
 from pclmix.training.request import TrainRequest
 from pclmix.training.start import run_training
 
@@ -76,17 +75,24 @@ def _measure(args: argparse.Namespace, name: str, root: Path, method: str) -> di
     if not run_training(request, console):
         raise PclmixError(f"{run} was interrupted; remove it and start again")
     seconds = time.time() - started
-    predictions = run / "predictions"
-    predict_files(load(run, device=args.device), root, predictions, fold=FOLD).require_good()
-    summary = evaluate(predictions, root, fold=FOLD)
-    summary.write_csv(args.out / f"{name}_{method}.csv")
-    found = summary.to_json()
     return {
         "data": name,
         "method": method,
-        "steps": read_json(run / RUN)["step"],
         "seconds": round(seconds, 1),
         "load": [round(load_before, 1), round(os.getloadavg()[0], 1)],
+        **score(run, root, args.device, args.out / f"{name}_{method}.csv"),
+    }
+
+
+def score(run: Path, root: Path, device: str, csv: Path) -> dict[str, Any]:
+    """Predict the test cases of the fold and write their scores; the means, steps and environment of the run."""
+    predictions = run / "predictions"
+    predict_files(load(run, device=device), root, predictions, fold=FOLD).require_good()
+    summary = evaluate(predictions, root, fold=FOLD)
+    summary.write_csv(csv)
+    found = summary.to_json()
+    return {
+        "steps": read_json(run / RUN)["step"],
         "mean": found["mean"],
         "classes": {key: {m: values[m]["mean"] for m in ("Dice", "HD95")} for key, values in found["classes"].items()},
         "environment": read_json(run / ENVIRONMENT),

@@ -1,4 +1,4 @@
-"""Milliseconds a slice from prepared slices to a label map at native size: encoder and CNN decoder alone.
+"""Milliseconds per slice from prepared slices to a label map at native size: encoder and CNN decoder alone.
 
 Whole volumes, files left out. On a GPU the slices are on it already and the label maps stay there; eager and captured
 graphs, fp32 and bf16, with and without flips are timed in one run, beside the plain model. On a CPU the predictor is
@@ -27,15 +27,14 @@ from pclmix.data.preprocess import linear_matrix
 from pclmix.inference.predictor import About
 from pclmix.inference.torch import BATCH, TorchPredictor
 from pclmix.labels import Labels
-from pclmix.nets.device import device_kind
-from pclmix.nets.segmenter import build_segmenter
+from pclmix.nets.segmenter import build_segmenter, device_kind
 from pclmix.training.log import environment
 
 CLASSES = Labels(("background", "RV", "Myo", "LV"), None)
 
 
 def trained_like(net: nn.Module) -> nn.Module:
-    """Running statistics as training leaves them, so that folding BatchNorm has something to fold."""
+    """Random running statistics, so that folding BatchNorm has an effect."""
     generator = torch.Generator().manual_seed(0)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -46,12 +45,12 @@ def trained_like(net: nn.Module) -> nn.Module:
 
 @torch.inference_mode()
 def plain(net: nn.Module, volume: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The straightforward way: a slice at a time, logits resized, argmax."""
+    """The simplest way: one slice at a time, logits resized, argmax."""
     return torch.cat([(rows @ net(volume[z : z + 1]) @ columns).argmax(1) for z in range(len(volume))])
 
 
 def clock(work: Callable[[Tensor], object], volumes: list[Tensor], repeats: int) -> float:
-    """Milliseconds a slice: the median of `repeats` passes over all volumes, after one that warms up."""
+    """Milliseconds per slice: the median of `repeats` passes over all volumes, after a warm-up pass."""
     device = volumes[0].device
     times = []
     for _ in range(1 + repeats):

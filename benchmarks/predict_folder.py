@@ -51,7 +51,7 @@ def main() -> None:
         about = predictor.about
         jobs = find_jobs(work / "in", work / "alone", channels=about.channels, labels=about.labels)
         first = predictor.read(jobs[0].images)[0]
-        predictor.predict(first)  # warms up: kernels are chosen, graphs captured
+        predictor.predict(first)  # warm-up: selects kernels and captures graphs
         stages = {"reading": 0.0, "network": 0.0, "writing": 0.0}
         slices = 0
         for job in jobs:

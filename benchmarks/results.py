@@ -1,10 +1,10 @@
-"""The tables of README.md and docs/results.md, and results/summary.json, computed from files under results/.
+"""The tables of README.md, docs/results.md and docs/scale.md, and results/summary.json, from files under results/.
 
     python benchmarks/results.py            # writes them
     python benchmarks/results.py --check    # fails where one of them differs from the files
 
 results/tables.json lists the rows. A row's folder under results/acdc holds one folder per run, as benchmarks/acdc.py
-writes them: raw.csv, component.csv (largest component), summary.json, config.yaml. Quoted figures stand in the lists.
+writes them: raw.csv, component.csv (largest component), summary.json, config.yaml. Quoted figures are in the lists.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+import scale
 from pclmix.io.files import atomic_path, read_json
 from pclmix.metrics import Summary, read_summary
 
@@ -147,7 +148,22 @@ def records(root: Path, tables: dict[str, Any], *, folder: str) -> list[str]:
     for path in sorted((root / "results" / folder).glob("*.json")):
         content = read_json(path)
         rows.append([path.stem.replace("-", " "), *(short(look_up(content, key)) for key in columns)])
-    return table(["", *columns.values()], rows)
+    return table(["", *columns.values()], rows) if rows else ["Not measured yet.", ""]
+
+
+def active(root: Path, tables: dict[str, Any]) -> list[str]:
+    """Dice after each round, mean over the seeds, and the places drawn in."""
+    rows, most = [], 0
+    for strategy, label in tables["active"].items():
+        runs = [read_json(path)["rounds"] for path in sorted((root / "results" / "active").glob(f"{strategy}-*.json"))]
+        if runs:
+            count = min(map(len, runs))
+            means = [f"{100 * float(np.mean([run[n]['dice'] for run in runs])):.1f}" for n in range(count)]
+            rows.append([label, str(len(runs)), *means, f"{np.mean([run[count - 1]['spots'] for run in runs]):.0f}"])
+            most = max(most, count)
+    rows = [[*row[:-1], *["–"] * (most + 3 - len(row)), row[-1]] for row in rows]
+    heads = ["", "seeds", *(f"round {n}" if n else "first" for n in range(most)), "places"]
+    return table(heads, rows) if rows else ["Not measured yet.", ""]
 
 
 def look_up(content: Any, key: str) -> Any:
@@ -162,19 +178,25 @@ def short(value: Any) -> str:
     return {None: "–", True: "yes", False: "no"}.get(value, str(value))
 
 
-#: What stands between <!-- NAME --> and <!-- /NAME --> in README.md and docs/results.md.
+def scaled(root: Path, tables: dict[str, Any], *, make: Callable[[Path], scale.Rows]) -> list[str]:
+    return table(*make(root))
+
+
+#: The text between <!-- NAME --> and <!-- /NAME --> in the pages.
 PARTS: dict[str, Callable[[Path, dict[str, Any]], list[str]]] = {
     "readme": readme,
     "five_folds": five_folds,
     "maag": maag,
     "methods": partial(fold1, key="methods", paper="paper"),
     "ablation": partial(fold1, key="ablation", paper="ablation"),
-    **{folder: partial(records, folder=folder) for folder in ("start", "step", "predict", "uncertainty", "export")},
+    "active": active,
+    **{name: partial(scaled, make=make) for name, make in scale.PARTS.items()},
+    **{name: partial(records, folder=name) for name in ("start", "step", "predict", "uncertainty", "export", "laptop")},
 }
 
 
 def filled(root: Path, page: Path, tables: dict[str, Any]) -> str:
-    """The page with every part made anew."""
+    """The page with every part generated again."""
 
     def part(found: re.Match[str]) -> str:
         return "\n".join([found[1], *PARTS[found[2]](root, tables), found[3]])
@@ -184,9 +206,10 @@ def filled(root: Path, page: Path, tables: dict[str, Any]) -> str:
 
 
 def outdated(root: Path) -> dict[Path, str]:
-    """The files that are not what results/ says, and what they should hold."""
+    """The files that differ from results/, and their correct content."""
     tables = read_json(root / "results" / "tables.json")
-    wanted = {page: filled(root, page, tables) for page in (root / "README.md", root / "docs" / "results.md")}
+    pages = (root / "README.md", root / "docs" / "results.md", root / "docs" / "scale.md")
+    wanted = {page: filled(root, page, tables) for page in pages}
     wanted[root / "results" / "summary.json"] = json.dumps(summary(root, tables), indent=2) + "\n"
     return {path: text for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text}
 

@@ -1,8 +1,8 @@
 """Every method on the phantom: the demo's recipe for the same number of steps, on a CPU.
 
-A toy (64 x 64, a thin network, six patients for training): the order holds for it alone. For real data see
-benchmarks/acdc.py and results/acdc/methods. Runs that --work holds are not repeated. OUT gets one CSV of per-case
-values per method, rows.json with the settings, and the table in rows.md.
+Small (64 x 64, a thin network, six patients for training): the order of methods holds for this setting only. For real
+data see benchmarks/acdc.py and results/acdc/methods. Runs that --work holds are not repeated. OUT gets one CSV of
+per-case values per method, rows.json with the settings, and the table in rows.md.
 
     python benchmarks/rows.py results/rows --work /tmp/rows --iterations 300
 """
@@ -20,9 +20,9 @@ from pclmix.io.files import read_json, write_json
 from pclmix.methods.base import METHODS, load_all
 from pclmix.metrics import read_summary
 from pclmix.report import tables
-from pclmix.report.runs import Run
-from pclmix.studies.crossval import EVALUATION
+from pclmix.report.tables import Run
 from pclmix.studies.demo import DATASET, RECIPE, make_dataset
+from pclmix.studies.study import EVALUATION
 from pclmix.training.log import ENVIRONMENT
 
 FIRST, UNRANKED = "pclmix", "full"

@@ -1,4 +1,4 @@
-"""How much do the simulated scribbles cover, class by class, beside the ones people drew?
+"""Share of pixels of simulated and of expert scribbles, by class.
 
     python benchmarks/scribble_share.py DATASET [--out results/scribbles] [--seed 0]
 

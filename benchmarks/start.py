@@ -1,8 +1,8 @@
-"""Seconds from the command `pclmix train` to the end of the first step: with nothing prepared, and once more after it.
+"""Seconds from the command `pclmix train` to the end of the first step: first with an empty cache, then again.
 
 The first command has an empty cache, so that it checks every file and prepares every slice; the second finds both done.
-On a machine that has just started, `first` also reads Python's libraries from a cold disk: --import-first takes that
-out of it by importing them beforehand.
+On a machine that has just started, `first` also reads Python's libraries from a cold disk: --import-first avoids
+that by importing them beforehand.
 
     python benchmarks/start.py ACDC --recipe hull --out results/start/h200.json encoder.weights=FILE
 """
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pclmix.nets.device import device_kind
+from pclmix.nets.segmenter import device_kind
 from pclmix.training.log import METRICS, environment
 
 #: Triton is imported where its first kernel is launched.

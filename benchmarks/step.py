@@ -1,9 +1,9 @@
-"""Milliseconds of one whole PCLMix training step, eager and as one CUDA graph, beside what the machine allows.
+"""Milliseconds of one whole PCLMix training step, eager and as one CUDA graph, and the lower bounds of the machine.
 
 Everything counts: feeding, augmentation, mixing, 3B images through both decoders, losses, backward, optimiser,
-weight average and queue. Two floors: arithmetic (operations of convolutions, products and attention over the measured
-rate of a large bf16 product) and memory (the bytes those same operations must read and write, everything else fused
-into them, over the measured rate of a large copy).
+weight average and queue. Two lower bounds: arithmetic (operations of convolutions, products and attention over the
+measured rate of a large bf16 product) and memory (the bytes those same operations must read and write, everything else
+fused into them, over the measured rate of a large copy).
 
     python benchmarks/step.py --out results/step/h200.json            # on a GPU
     python benchmarks/step.py --device cpu --net resnet18 --size 64 --batch 4 --steps 2
@@ -84,7 +84,7 @@ def wait(device: torch.device) -> None:
 
 
 def time_steps(step: TrainStep, device: torch.device, steps: int) -> float:
-    """Milliseconds a step, after warm-up, over `steps` steps."""
+    """Milliseconds per step, after warm-up, over `steps` steps."""
     for i in range(6):
         step(i, 0.5)
     wait(device)
@@ -115,7 +115,7 @@ def rates(device: torch.device) -> tuple[float, float]:
     return 2 * n**3 / best(lambda: a @ b), 2 * m / best(lambda: target.copy_(source))
 
 
-#: Which kernel belongs where: the first kind with a pattern in the kernel's name.
+#: The kind of a kernel: the first one with a pattern in the kernel's name.
 _KINDS = {
     "attention": "fmha|flash|attention",
     "losses": "softmax|SoftMax|nll|mse",
@@ -187,7 +187,7 @@ def measure(args: argparse.Namespace) -> None:
     eager = time_steps(step, device, max(2, args.steps // 4))
     if args.profile and device.type == "cuda":
         print(profile(step, args.profile), flush=True)
-    # Counted on the plain operations: inside the fused ones neither counter sees anything.
+    # Counted on the plain operations: neither counter sees inside fused ones.
     with plain(), FlopCounterMode(display=False) as operations:
         step(0, 0.5)
     with plain(), TrafficCounter() as traffic:

@@ -1,10 +1,10 @@
-"""Are simulated strokes like those that people draw? Share, length, width, place and pieces, task by task.
+"""Simulated strokes compared with those of annotators, by task: share, length, width, place and pieces.
 
     python benchmarks/strokes.py MEDSCRIBBLE [--out results/scribbles] [--seeds 3]
 
-MEDSCRIBBLE holds a folder a task, with images, masks and scribbles_0, _1, _2 by three people: 1 on the structure, 0 on
-the background, 255 where nothing is drawn. Every mask is drawn anew in each kind of strokes. Writes medscribble.json
-and medscribble.md.
+MEDSCRIBBLE holds a folder for each task, with images, masks and scribbles_0, _1, _2 by three people: 1 on the
+structure, 0 on the background, 255 where nothing is drawn. Strokes of each kind are drawn from every mask. Writes
+medscribble.json and medscribble.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pclmix.labels import IGNORE
 from pclmix.synth.scribble import Style, case_rng, simulate
 
 STYLES = {"scribble": Style(), "brush": Style("brush")}
-#: What is measured, and what it means.
+#: The measures and their meaning.
 MEASURES = {
     "share": "drawn pixels of the region, %",
     "length": "length of the skeleton over the square root of the structure's area",
@@ -112,6 +112,20 @@ def medians(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def agreement(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """For each measure: the median ratio of brush strokes to people's, and the tasks where it is 0.5 to 2."""
+    lines = ["| region | measure | brush / people, median | within a factor of two |", "|---|---|---:|---|"]
+    for region in ("structure", "background"):
+        for m in list(MEASURES)[:-1]:
+            own = [r for r in rows if r["region"] == region and r["task"] != "median"]
+            ratio = {r["task"]: r["brush"][m] / r["people"][m] for r in own}
+            off = ", ".join(f"{task} {value:.2f}" for task, value in ratio.items() if not 0.5 <= value <= 2)
+            held = sum(0.5 <= value <= 2 for value in ratio.values())
+            shown = f"{held} of {len(ratio)} tasks" + (f"; not {off}" if off else "")
+            lines.append(f"| {region} | {m} | {np.median(list(ratio.values())):.2f} | {shown} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -123,6 +137,7 @@ def main() -> None:
     command = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
     text = table(rows, commit.stdout.strip() or "unknown", options.seeds)
+    text += "\n" + "\n".join(agreement(rows)) + "\n"
     write_json(options.out / "medscribble.json", {"seeds": options.seeds, "measures": MEASURES, "rows": rows})
     with atomic_path(options.out / "medscribble.md") as path:
         path.write_text(text, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""What a run's uncertainty is worth on a test fold: does entropy find wrong pixels, does the certainty rank the cases?
+"""Quality of a run's uncertainty on a test fold: entropy detects wrong pixels, certainty ranks cases.
 
 AUROC of the entropy (equation 5) for pixels whose label is wrong, over all pixels and over those within five pixels of
-the heart, predicted or true; Spearman's rank correlation with the true mean Dice over the cases, of the certainty
-and of the expected Dice, and the mean absolute gap of the latter. Both decoders speak where the checkpoint
-has them, and the CNN alone beside them.
+the heart, predicted or true; Spearman's rank correlation with the true mean Dice over the cases, of the certainty and
+of the expected Dice, and the mean absolute gap of the latter. Measured with both decoders where the checkpoint has
+them, and with the CNN alone.
 
     python benchmarks/uncertainty.py RUN ACDC --fold 1 --out results/uncertainty/acdc_fold1.json
 """
@@ -22,8 +22,8 @@ from scipy.stats import spearmanr
 
 from pclmix.data.dataset import Dataset
 from pclmix.export.compare import overlap
-from pclmix.inference.checkpoint import load
 from pclmix.inference.predictor import Predictor
+from pclmix.inference.torch import load
 from pclmix.training.log import environment
 
 BINS = 4096  # of entropy: the AUROC is exact up to ties within a bin
@@ -48,7 +48,7 @@ def measure(predictor: Predictor, dataset: Dataset, cases: list[str]) -> dict[st
         place = np.minimum((np.clip(found.entropy, 0, top) / top * BINS).astype(int), BINS - 1)
         wrong = found.labels != reference
         plane = np.zeros((3, 3, 3), dtype=bool)
-        plane[1] = True  # slices lie far apart: near means near in the slice
+        plane[1] = True  # distances within the slice, since slices are far apart
         near = binary_dilation((found.labels > 0) | (reference > 0), plane, iterations=NEAR)
         for region, chosen in enumerate((np.ones_like(near), near)):
             for kind, group in enumerate((chosen & ~wrong, chosen & wrong)):

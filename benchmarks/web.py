@@ -1,9 +1,9 @@
-"""How fast the workbench is: a case on the screen, and a stroke saved.
+"""Speed of the workbench: showing a case, and saving a stroke.
 
     python benchmarks/web.py DATASET [--cases 5] [--strokes 50]
 
-A few cases of DATASET are copied, for strokes are really saved. The time of a save is the server's own, from the
-request's arrival to the last byte of the answer, the file synced to disk within it. Times on the screen are the
+A few cases of DATASET are copied, since strokes are saved. The time of a save is the server's own, from the
+request's arrival to the last byte of the answer, including the sync to disk. Times on the screen are the
 browser's own clock in headless Chromium, which draws in software here: "page" from the navigation to the first slice on
 the screen, everything loaded anew; "ready" from the navigation until one can draw on it; "case" from choosing another
 case until one can draw on it. Written to results/web/web.json.
@@ -27,7 +27,7 @@ import uvicorn
 
 from pclmix.data.dataset import Dataset, write_dataset_json
 from pclmix.io.files import write_json
-from pclmix.web.app import create_app
+from pclmix.web.serve import create_app
 
 RESULT = Path(__file__).parents[1] / "results" / "web" / "web.json"
 ARGUMENTS = [
