@@ -1,4 +1,4 @@
-"""What several tests need."""
+"""Shared fixtures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if not torch.cuda.is_available():
-    # Triton reads this when it is imported; kernels run on the CPU inside `kernels.interpreted()` alone.
+    # Triton reads this when it is imported; kernels run on the CPU inside `interpreter.interpreted()` only.
     os.environ["TRITON_INTERPRET"] = "1"
 
 #: Operations whose result's shape or value the host must wait for, and constants that must be copied to the device.
@@ -57,7 +57,7 @@ class NoSync(TorchDispatchMode):
 
 @pytest.fixture
 def no_sync() -> Callable[[], AbstractContextManager[Any]]:
-    """A block in which everything that would make the host wait for a GPU fails, on any device."""
+    """Context in which operations that would synchronise with a GPU fail, on any device."""
     return NoSync
 
 
@@ -92,7 +92,7 @@ def tiny_run(phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def lively_model(tiny_run: Path, phantom_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of `tiny_run` with its head's bias moved so that every class is predicted somewhere.
 
-    After three iterations everything is background, and a test of labels would hold for any code at all.
+    After three iterations everything is background, which would make tests of labels meaningless.
     """
     from pclmix.inference import load
     from pclmix.io.volume import read_image
@@ -169,9 +169,8 @@ def acdc_tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def dataset(tmp_path: Path, acdc_tree: Path) -> Path:
     """A sound dataset of six cases in three patients, with references and three folds."""
-    from pclmix.data.dataset import Dataset, write_splits
+    from pclmix.data.dataset import Dataset, patient_splits, write_splits
     from pclmix.data.importers import import_dataset
-    from pclmix.data.splits import patient_splits
 
     root = tmp_path / "dataset"
     import_dataset("acdc", acdc_tree, root)

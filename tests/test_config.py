@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pclmix.config import Augment, Config, describe, load_config, override_config, recipe_names, recipe_path
+from pclmix.config import Augment, Config, Section, load_config, override_config, recipe_names, recipe_path
 from pclmix.errors import PclmixError
 
 
-def test_the_recipe_paper_is_the_paper_s() -> None:
+def test_recipe_paper_has_the_published_settings() -> None:
     config = load_config("paper")
     assert config.data.size == (256, 256)
     assert config.data.intensity == "slice"
@@ -28,7 +28,7 @@ def test_the_recipe_paper_is_the_paper_s() -> None:
     assert (config.augment.quarter_turns, config.augment.rotate, config.augment.degrees) == (0.5, 0.5, 20)
 
 
-def test_the_recipes_there_are() -> None:
+def test_recipe_names() -> None:
     assert {"paper", "fast", "hull", "tiny"} <= set(recipe_names())
     tiny = load_config("tiny")
     assert tiny.encoder.weights == "none"
@@ -54,7 +54,7 @@ def test_a_recipe_deviates_for_a_method_only() -> None:
     assert load_config("tiny", "pclmix", ["params.queue=7"]).params["queue"] == 7
 
 
-def test_a_recipe_of_one_s_own(tmp_path: Path) -> None:
+def test_custom_recipe(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("net: resnet18\nmethod: pce\noptim: {lr: 1e-2}\ndeviations: {pce: [optim.clip=2]}\n")
     config = load_config(str(path))
@@ -76,7 +76,7 @@ def test_a_recipe_of_one_s_own(tmp_path: Path) -> None:
         ("\xff", "mine.yaml"),
     ],
 )
-def test_a_recipe_that_cannot_be_read(tmp_path: Path, text: str, words: str) -> None:
+def test_unreadable_recipe(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(PclmixError) as caught:
@@ -90,6 +90,8 @@ def test_a_recipe_that_cannot_be_read(tmp_path: Path, text: str, words: str) -> 
     [
         ("optim.lrr=1", ["unknown key 'optim.lrr'", "Did you mean 'lr'?", "weight_decay"]),
         ("engin.batch=4", ["unknown key 'engin'", "Did you mean 'engine'?"]),
+        ("lr=0.1", ["unknown key 'lr'", "Did you mean 'optim.lr'?"]),
+        ("data.batch=4", ["unknown key 'data.batch'", "Did you mean 'engine.batch'?"]),
         ("engine.batch=0", ["engine.batch=0", "greater than or equal to 1"]),
         ("engine.precision=16", ["engine.precision='16'", "'32' or 'bf16'"]),
         ("data.size=[1,2,3]", ["data.size"]),
@@ -100,7 +102,7 @@ def test_a_recipe_that_cannot_be_read(tmp_path: Path, text: str, words: str) -> 
         ("augment.quarter_turns=1.5", ["augment.quarter_turns=1.5", "less than or equal to 1"]),
     ],
 )
-def test_an_override_that_cannot_be(override: str, words: list[str]) -> None:
+def test_invalid_override(override: str, words: list[str]) -> None:
     with pytest.raises(PclmixError) as caught:
         load_config("tiny", overrides=[override])
     for word in words:
@@ -152,7 +154,7 @@ def test_unknown_recipes_suggest_the_nearest() -> None:
         recipe_path("nowhere.yaml")
 
 
-def test_values_are_read_as_people_write_them() -> None:
+def test_values_are_parsed_as_yaml() -> None:
     given_keys = ["optim.lr=1e-4", "data.size=[32, 64]", "engine.precision=32", "engine.seconds=null", "seed=3"]
     config = load_config("tiny", overrides=given_keys)
     assert config.optim.lr == 1e-4
@@ -170,11 +172,17 @@ def test_a_config_survives_yaml(lr: float, batch: int, seed: int) -> None:
     assert override_config(config.model_dump(mode="json"), None, []) == config
 
 
-def test_an_earlier_config_with_a_key_given_anew() -> None:
+def test_override_of_an_earlier_config() -> None:
     before = load_config("tiny").model_dump(mode="json")
     after = override_config(before, "pce", ["optim.lr=0.5"])
     assert (after.method, after.optim.lr, after.net) == ("pce", 0.5, "resnet10")
     assert before == load_config("tiny").model_dump(mode="json")
+
+
+@pytest.mark.parametrize(("method", "overrides"), [("pce", []), (None, ["method=pce"]), ("em", ["method=pce"])])
+def test_deviations_are_those_of_the_method(method: str | None, overrides: list[str]) -> None:
+    found = load_config("paper", method, overrides)
+    assert (found.method, found.net, found.optim.lr) == ("pce", "unet", 0.03)
 
 
 def test_a_config_is_frozen() -> None:
@@ -183,12 +191,15 @@ def test_a_config_is_frozen() -> None:
 
 
 def test_every_key_is_explained() -> None:
-    keys = list(describe())
-    assert ("optim.lr", 0.03) in [(key, default) for key, default, _ in keys]
-    assert all(sentence for _, _, sentence in keys)
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            assert all(inner.description for inner in section.model_fields.values()), name
+        else:
+            assert field.description, name
 
 
-def test_a_mistake_on_the_command_line_is_not_put_on_the_recipe() -> None:
+def test_command_line_errors_do_not_name_the_recipe() -> None:
     with pytest.raises(PclmixError, match=r"^command line: optim.lr='abc'"):
         load_config("tiny", None, ["optim.lr=abc"])
 
@@ -211,6 +222,6 @@ def test_deviations_are_lists(tmp_path: Path, deviations: str) -> None:
         ["data.patch=[64, 64]", "data.ring_share=0.1"],
     ],
 )
-def test_parts_of_data_that_do_not_fit_each_other(overrides: list[str]) -> None:
+def test_inconsistent_data_settings(overrides: list[str]) -> None:
     with pytest.raises(PclmixError, match="data"):
         load_config("tiny", None, overrides)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter import interpreted
 
 from pclmix import kernels
 from pclmix.data.batch import Batch
@@ -64,8 +65,8 @@ def called_by_a_step(mixer: str, fused: bool = False) -> frozenset[CodeType]:
         seen.add(frame.f_code)
 
     others = [operation for operation in kernels.OPERATIONS if operation != "losses" or not fused]
-    interpreted = kernels.interpreted() if fused and device == "cpu" else nullcontext()
-    with kernels.plain(*others), interpreted, torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+    where = interpreted() if fused and device == "cpu" else nullcontext()
+    with kernels.plain(*others), where, torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         sys.setprofile(note)
         try:
             sum_terms(method.step(batch, progress, generator))

@@ -1,4 +1,4 @@
-"""Imports point one way: see docs/architecture.md for the rooms and their order."""
+"""Imports follow the order of folders in docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIERS = (
     ("studies",),
     ("web", "cli"),
 )
-#: Rooms of one tier that may not know each other.
+#: Folders of one tier that may not import each other.
 STRANGERS = ("data", "nets", "losses", "mixing", "synth")
 MODULES = sorted(SOURCE.rglob("*.py"))
 
@@ -65,17 +65,17 @@ def is_module(name: str) -> bool:
 def test_imports_point_one_way(path: Path) -> None:
     own = part_of(name_of(path))
     if own in ("", "__main__"):
-        return  # the package's own door, which opens what is behind it when asked
+        return  # lazy imports of the public interface
     for module, line in imports(path):
         other = part_of(module)
         where = f"{path.relative_to(SOURCE)}:{line} imports {module}"
         assert tier_of(other) <= tier_of(own), f"{where}, which comes later"
         allowed = {("mixing", "losses"), ("synth", "data")}
         if own in STRANGERS and other in STRANGERS and own != other:
-            assert (own, other) in allowed, f"{where}: these rooms do not know each other"
+            assert (own, other) in allowed, f"{where}: these folders may not import each other"
 
 
-def test_the_order_is_about_something() -> None:
+def test_import_order_covers_real_imports() -> None:
     found = {part_of(name_of(path)) for path in MODULES}
     assert {
         "io",
@@ -94,9 +94,9 @@ def test_the_order_is_about_something() -> None:
     assert {("training", "methods"), ("methods", "losses"), ("cli", "training"), ("data", "labels")} <= edges
 
 
-def test_the_architecture_page_names_every_room() -> None:
+def test_architecture_page_lists_every_folder() -> None:
     page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
-    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == rooms | {"mixing"}
+    folders = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
+    assert set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)) == folders | {"mixing"}
     for name in re.findall(r"`(\w+/\w+\.py)", page):
         assert (SOURCE / name).is_file() or (SOURCE.parents[1] / name).is_file(), name

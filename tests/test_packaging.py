@@ -27,8 +27,8 @@ def build(source: Path, kind: str, out: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """From a clean clone: what git knows, or would."""
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean clone: what git knows, or would."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True
     )
@@ -39,37 +39,71 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file() and not name.startswith(("results/", "shared/")):
             (clean / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, clean / name)
+    return clean
+
+
+@pytest.fixture(scope="module")
+def sdist(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(clean, "sdist", tmp_path_factory.mktemp("sdist"))
 
 
-def test_a_used_clone_gives_the_same_small_sdist(sdist: Path, tmp_path: Path) -> None:
+#: What work, editors and other tools leave in a clone.
+LEFT = (
+    "run1/last.ckpt",
+    "demo/report.html",
+    "data/imagesTr/a_0000.nii.gz",
+    "docs/notebooks/tutorial/run/last.ckpt",
+    "site/index.html",
+    ".venv/lib/big.so",
+    "build/lib/pclmix/old.py",
+    "dist/pclmix-0.0.1.tar.gz",
+    ".pytest_cache/x",
+    "src/pclmix/__pycache__/config.cpython-311.pyc",
+    "src/pclmix/cli/.DS_Store",
+    "src/pclmix/cli/.ipynb_checkpoints/train-checkpoint.py",
+    "src/pclmix/config.py.orig",
+    "src/pclmix/config.py~",
+    "src/pclmix/web/static/node_modules/x.js",
+    "recipes/.mine.yaml.swp",
+    "heart.onnx",
+    "runtime/heart.onnx",
+    "runtime/out/a.nii.gz",
+    "runtime/src/pclmix_runtime/__pycache__/command.cpython-311.pyc",
+    "runtime/src/pclmix_runtime/command.py.orig",
+)
+
+
+def test_a_used_clone_gives_the_same_small_sdist(clean: Path, sdist: Path, tmp_path: Path) -> None:
     used = tmp_path / "used"
-    shutil.unpack_archive(sdist, tmp_path)
-    (tmp_path / f"pclmix-{__version__}").rename(used)
-    (used / "PKG-INFO").unlink()  # a clone has none
-    for name in (
-        "run1/last.ckpt",
-        "demo/report.html",
-        "data/imagesTr/a_0000.nii.gz",
-        ".venv/lib/big.so",
-        "build/lib/pclmix/old.py",
-        "dist/pclmix-0.0.1.tar.gz",
-        ".pytest_cache/x",
-        "src/pclmix/__pycache__/config.cpython-311.pyc",
-        "src/pclmix/cli/.DS_Store",
-        "recipes/.mine.yaml.swp",
-        "heart.onnx",
-    ):
+    shutil.copytree(clean, used)
+    for name in LEFT:
         (used / name).parent.mkdir(parents=True, exist_ok=True)
         (used / name).write_bytes(b"x" * 1000)
     again = build(used, "sdist", tmp_path / "out")
     assert again.read_bytes() == sdist.read_bytes()
     assert sdist.stat().st_size < LARGEST
+    runtime, other = (build(one / "runtime", "sdist", tmp_path / f"runtime-{one.name}") for one in (clean, used))
+    assert other.read_bytes() == runtime.read_bytes()
+
+
+def test_the_runtime_s_wheel_is_the_same_from_its_sdist(clean: Path, tmp_path: Path) -> None:
+    """The sdist has the shared modules already; in a clone they come from beside it."""
+    source = build(clean / "runtime", "sdist", tmp_path / "sdist")
+    shutil.unpack_archive(source, tmp_path, filter="data")
+    unpacked = tmp_path / source.name.removesuffix(".tar.gz")
+    wheels = [build(one, "wheel", tmp_path / name) for one, name in ((clean / "runtime", "a"), (unpacked, "b"))]
+    inside = []
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as content:
+            inside.append({name: content.read(name) for name in content.namelist() if "RECORD" not in name})
+    assert inside[0] == inside[1]
+    assert "pclmix_runtime/inference/onnx.py" in inside[0]
+    assert [name for name in inside[0] if name.endswith("/LICENSE")]
 
 
 def test_the_wheel_works_in_a_fresh_venv(sdist: Path, tmp_path: Path) -> None:
     """Installed without the clone; torch and the other requirements come from the environment of this test."""
-    shutil.unpack_archive(sdist, tmp_path / "source")
+    shutil.unpack_archive(sdist, tmp_path / "source", filter="data")
     wheel = build(tmp_path / "source" / f"pclmix-{__version__}", "wheel", tmp_path / "wheel")
     inside = set(zipfile.ZipFile(wheel).namelist())
     for name in ("py.typed", "recipes/fast.yaml", "web/static/index.html", "report/templates/base.html.j2"):

@@ -1,4 +1,4 @@
-"""All methods train on the same terms: recipes differ between methods only where a deviation is written down."""
+"""Recipes differ between methods only by listed deviations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
+from pclmix.cli.options import RECIPES
 from pclmix.config import Config, load_config, recipe_names, recipe_path
 from pclmix.errors import PclmixError
 from pclmix.methods.base import METHODS, build_params, find_method, load_all
 from pclmix.nets.segmenter import NETS
 
 load_all()
-#: What may never differ between methods: what they see, how it is augmented, how long they train.
+#: Settings that may not differ between methods: data, augmentation, training length.
 SHARED = re.compile(r"(data\.|augment\.|seed|engine\.(?!batch))")
 CASES = [(recipe, method) for recipe in recipe_names() for method in METHODS.names()]
 
@@ -34,6 +35,10 @@ def written(recipe: str) -> dict[str, list[str]]:
 
     content = yaml.safe_load(recipe_path(recipe).read_text(encoding="utf-8"))
     return {name: opened(items) for name, items in (content.get("deviations") or {}).items()}
+
+
+def test_help_names_every_recipe() -> None:
+    assert set(re.findall(r"\w+", RECIPES.partition(" or ")[0])) == set(recipe_names())
 
 
 def settings(config: Config) -> dict[str, Any]:

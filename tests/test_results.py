@@ -1,4 +1,4 @@
-"""Quoted figures: the pages are what the files under results/ say, and means equal their per-case values."""
+"""Quoted figures: pages agree with the files under results/, and means with their per-case values."""
 
 from __future__ import annotations
 

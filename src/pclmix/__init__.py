@@ -1,6 +1,6 @@
 """pclmix: medical image segmentation from scribbles.
 
-What the command line does can be typed in Python, with the same names and the same defaults:
+The Python interface has the names and defaults of the command line:
 
 >>> import pclmix
 >>> run = pclmix.train("phantom", "run1", "engine.iterations=3", recipe="tiny", fold=1, device="cpu")
@@ -18,7 +18,7 @@ What the command line does can be typed in Python, with the same names and the s
 >>> pclmix.metrics.dice(labels == 0, labels == 0)
 1.0
 
-A mistake raises `pclmix.PclmixError`, whose text says what to do.
+Invalid input raises `pclmix.PclmixError`; the message says how to fix it.
 """
 
 from __future__ import annotations
@@ -59,10 +59,16 @@ def load(
 
     `pclmix.load("run1").predict(image)` returns labels in the spatial shape of the image, which is a path or an array
     (H, W), (H, W, C), (Z, H, W) or (C, Z, H, W). `.predict_file(image, out)` writes them, `.probabilities(image)` and
-    `.examine(image)` say how certain they are. `net` selects one network of a method that trains several, or
-    "ensemble".
+    `.examine(image)` say how certain they are.
+
+    Args:
+        path: A run folder, a checkpoint or an exported file.
+        device: "cpu", "cuda" or "auto", which is a GPU if there is one.
+        precision: "32", "bf16" or "auto", which is bf16 on a GPU.
+        batch: Slices that go through the network at once; the default fits the device.
+        net: One network of a method that trains several, by name, or "ensemble" for their mean.
     """
-    # Imported here: torch takes seconds, and the command line must answer --help without it.
+    # Imported here: importing torch takes seconds, and --help must not need it.
     from pclmix.inference import load as load_model
 
     return load_model(path, device=device, precision=precision, batch=batch, net=net)
@@ -84,10 +90,21 @@ def train(
 ) -> Path:
     """Train on the scribbles of a dataset as `pclmix train` does, and return the run folder, which `load` takes.
 
-    Without a recipe the settings are planned from the data. `minutes` count from the call to the finished run.
-    `start_from` is a run whose weights are taken over, classes matched by name.
-    `overrides` are settings such as "optim.lr=0.01". Ctrl-C saves a checkpoint and then raises KeyboardInterrupt; call
-    again with `resume=True` to continue.
+    Ctrl-C saves a checkpoint and then raises KeyboardInterrupt; call again with `resume=True` to continue.
+
+    Args:
+        dataset: A folder with dataset.json.
+        out: The run folder, which must not exist yet unless `resume` is set.
+        *overrides: Settings such as "optim.lr=0.01"; `pclmix config` lists them.
+        method: A name that `pclmix methods` lists; pclmix by default.
+        recipe: A recipe's name or a YAML file. Without one the settings are planned from the data.
+        fold: The fold, from 1, whose test cases are left out; None trains on all cases.
+        resume: Continue the run in `out`, or start it.
+        device: "cpu", "cuda" or "auto", which is a GPU if there is one.
+        devices: GPUs, or processes on a CPU, per node.
+        nodes: Nodes under torchrun.
+        minutes: Time from the call to the finished run; 5 without a recipe.
+        start_from: A run whose weights are used, with classes matched by name.
     """
     started = time.time()  # before torch is imported
     from pclmix.report.training import draw_run
@@ -128,9 +145,16 @@ def evaluate(
 ) -> Summary:
     """Score predictions, files or folders, against references or a dataset, matched by case name.
 
-    `cases`, or the test cases of `fold` of a dataset, are expected; `Summary.missing` lists those without a
-    prediction, which are in no mean. `against` is another folder of predictions, or an evaluation's JSON or CSV;
-    `Summary.against` then holds the differences with intervals.
+    Args:
+        prediction: A label map or a folder of them.
+        reference: A dense mask, a folder of them or a dataset.
+        cases: Expected cases. `Summary.missing` lists those without a prediction, which are in no mean.
+        fold: Expect the test cases of this fold of the dataset.
+        against: Another folder of predictions, or an evaluation's JSON or CSV; `Summary.against` then holds the
+            differences with intervals.
+        largest_component: Keep the largest 3-D component of each class first.
+        ignore_headers: Compare arrays of one shape although their headers differ.
+        workers: Threads that read and score cases.
     """
     from pclmix.metrics.run import evaluate as evaluate_predictions
 

@@ -1,3 +1,3 @@
-"""The version: of the package, of every file it writes and, read by hatchling, of the distribution."""
+"""The version of the package. hatchling reads it here; every file that the package writes records it."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""What a run is made of: typed, frozen, validated. A recipe (YAML) plus key=value overrides gives one Config.
+"""The configuration of a run: typed, frozen, validated. A recipe (YAML) plus key=value overrides gives one Config.
 
-Every field carries the sentence that explains it; `pclmix train` writes the resolved Config into the run folder.
+Every field has a description; `pclmix train` writes the resolved Config into the run folder.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from pclmix.errors import PclmixError, nearest
+from pclmix.errors import PclmixError, nearest, read_yaml
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -32,7 +32,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _require_plain_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic would convert (true becomes 1) and numbers that no computation can hold."""
+        """Refuse values that pydantic would convert (true becomes 1), infinity and NaN."""
         if cls.model_fields[str(info.field_name)].annotation is bool:
             return value
         for number in value if isinstance(value, list | tuple) else (value,):
@@ -54,8 +54,8 @@ class Data(Section):
     )
     patch: tuple[Side, Side] | None = Field(
         None,
-        description="height and width of the part of a resized slice that the network sees at once: a random one in "
-        "training, overlapping ones in prediction; null: the whole slice",
+        description="height and width of patches of a resized slice: random in training, overlapping in prediction; "
+        "null: whole slices",
     )
     intensity: Literal["slice", "volume", "window"] = Field(
         "slice", description="scale to [0, 1] per slice, per volume, or from the fixed data.window"
@@ -66,8 +66,8 @@ class Data(Section):
     validation: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of training patients held out")
     ring_share: Share = Field(
         0.0,
-        description="share of the pixels outside the convex hull of a slice's strokes that count as strokes in a step: "
-        "of the class whose habit is ring, if the dataset states one",
+        description="share of the pixels outside the convex hull of a slice's strokes that a step labels with the "
+        "class of habit ring, if there is one",
     )
 
     @model_validator(mode="after")
@@ -85,7 +85,7 @@ class Data(Section):
 
     @property
     def seen(self) -> tuple[int, int]:
-        """Height and width of what the network sees at once."""
+        """Height and width of the network's input."""
         return self.patch or self.size
 
 
@@ -96,7 +96,7 @@ class Augment(Section):
     scale: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="zoom drawn from 1 - scale to 1 + scale")
     shift: NonNegative = Field(0.0, description="largest shift as a share of the side")
     pinch: Annotated[float, Field(ge=0, lt=1.3)] = Field(
-        0.0, description="log-range by which things shrink or grow around a stroke of a structure"
+        0.0, description="log-range of local scaling around a foreground stroke"
     )
     gamma: NonNegative = Field(0.0, description="log-range of the gamma exponent")
     contrast: NonNegative = Field(0.0, description="largest relative change of contrast and shift of brightness")
@@ -115,13 +115,15 @@ class Optim(Section):
 
 
 class Engine(Section):
-    batch: Positive = Field(12, description="images a step, over all devices together")
+    batch: Positive = Field(12, description="images per step, over all devices")
     iterations: Positive = Field(60000, description="number of steps, T")
-    seconds: Annotated[float, Field(gt=0)] | None = Field(None, description="train for this long instead")
+    seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="seconds of training, instead of iterations"
+    )
     ema: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="decay of the weight average; 0 turns it off")
     precision: Literal["32", "bf16"] = Field("32", description="bf16 runs the networks under autocast")
     channels_last: bool = Field(True, description="memory layout of images and convolutions")
-    graph: bool = Field(True, description="one CUDA graph for the whole step, on CUDA with one device")
+    graph: bool = Field(True, description="one CUDA graph for the whole step, on CUDA")
     log_every: Positive = Field(20, description="steps between lines of metrics.jsonl")
     save_every: Positive = Field(500, description="steps between checkpoints")
     keep_every: Annotated[int, Field(ge=0)] = Field(0, description="steps between weights kept in snapshots; 0: none")
@@ -135,19 +137,25 @@ class Engine(Section):
 class Rounds(Section):
     count: Annotated[int, Field(ge=1, le=9)] = Field(
         1,
-        description="trainings in a row. Each after the first trains a fresh network on all pixels, on what the one "
-        "before predicts for the training slices, straightened by their strokes and the dataset's habits",
+        description="number of successive trainings. Each further one trains a fresh network on dense labels: "
+        "predictions of the previous network, corrected by strokes and stroke habits",
     )
-    iterations: Positive | None = Field(None, description="steps of each further round; needed where there is one")
+    iterations: Positive | None = Field(None, description="steps of each further round; required if there is one")
     share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.2, description="of engine.seconds, where that is given, for each further round"
+        0.2, description="share of engine.seconds, if given, for each further round"
     )
-    augment: dict[str, Any] = Field(
-        default_factory=dict, description="settings of augment in further rounds, in place of the first round's"
+    brightness: NonNegative = Field(
+        0.0,
+        description="weight of intensity in the labels of further rounds: an undecided pixel takes the class whose "
+        "pixels in the slice have such an intensity",
     )
-    optim: dict[str, Any] = Field(
-        default_factory=dict, description="settings of optim in further rounds, in place of the first round's"
+    midline: bool = Field(
+        False,
+        description="whether, in the labels of further rounds, undecided pixels end a wall (habit midline) as far "
+        "outside its stroke as inside",
     )
+    augment: dict[str, Any] = Field(default_factory=dict, description="settings of augment that further rounds change")
+    optim: dict[str, Any] = Field(default_factory=dict, description="settings of optim that further rounds change")
 
     @field_validator("iterations")
     @classmethod
@@ -166,9 +174,9 @@ class Rounds(Section):
 
 
 class Config(Section):
-    """Everything that decides a run, besides the dataset itself."""
+    """All settings of a run besides the dataset."""
 
-    recipe: str = Field("custom", description="the recipe this came from")
+    recipe: str = Field("custom", description="name of the recipe")
     method: str = Field("pclmix", description="a name of `pclmix methods`")
     net: str = Field(
         "resnet50",
@@ -176,7 +184,7 @@ class Config(Section):
         "chosen for resnet50 where encoder.weights is a file of that version)",
     )
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
-        0, description="of weights, data order, augmentation and mixing"
+        0, description="random seed of weights, data order, augmentation and mixing"
     )
     encoder: Encoder = Encoder()
     data: Data = Data()
@@ -186,13 +194,12 @@ class Config(Section):
     rounds: Rounds = Rounds()
     habits: dict[str, str | list[str]] = Field(
         default_factory=dict,
-        description="class: how its strokes were drawn (ring, convex, midline, pieces or none), in place of what "
-        "dataset.json says of it",
+        description="stroke habits by class (ring, convex, midline, pieces, none); these replace those of dataset.json",
     )
     params: dict[str, Any] = Field(default_factory=dict, description="the method's own parameters")
 
     def of_round(self, number: int) -> Config:
-        """The settings that round `number`, from 1 on, trains with: further ones have labels of every pixel."""
+        """The settings of round `number`, counted from 1; further rounds have dense labels."""
         if number == 1:
             return self
         changed = {
@@ -211,7 +218,7 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def build(model: type[S], content: Mapping[str, Any], where: str) -> S:
-    """Validate `content` as `model`; the error names the key, the value and what is allowed."""
+    """Validate `content` as `model`; the error names the key, the value and the allowed values."""
     try:
         return model.model_validate(dict(content))
     except ValidationError as error:
@@ -219,8 +226,8 @@ def build(model: type[S], content: Mapping[str, Any], where: str) -> S:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             known = _fields_at(model, first["loc"][:-1])
-            hint = nearest(str(first["loc"][-1]), known)
-            raise PclmixError(f"{where}: unknown key '{key}'.{hint} Known: {', '.join(known)}") from None
+            hint = _section_of(str(first["loc"][-1])) or nearest(str(first["loc"][-1]), known)
+            raise PclmixError(f"{where}: unknown key '{key}'.{hint} Known: {', '.join(known) or 'none'}") from None
         message = first["msg"].removeprefix("Value error, ")
         raise PclmixError(f"{where}: {key}={first['input']!r}: {message[:1].lower()}{message[1:]}") from None
 
@@ -240,28 +247,32 @@ def config_from_text(
 ) -> Config:
     """The configuration that the YAML of a recipe called `name` describes; `where` names the file for messages."""
     path = where or name
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise PclmixError(f"{path} is not valid YAML: {error}") from error
+    content = deepcopy(_parsed(text, path))
     content = {} if content is None else content  # an empty file is a recipe of defaults
     if not isinstance(content, dict):
         raise PclmixError(f"{path}: keys and values are needed")
     deviations = content.pop("deviations", None) or {}
     content.setdefault("recipe", name)
-    if method is not None:
-        content["method"] = method
+    named = [value for key, _, value in (override.partition("=") for override in overrides) if key == "method"]
+    if named or method is not None:
+        content["method"] = named[-1] if named else method
     chosen = content.get("method", "pclmix")
     if not isinstance(deviations, dict) or not all(isinstance(d, list | None) for d in deviations.values()):
         raise PclmixError(f"{path}: 'deviations' must map method names to lists of key=value")
-    for override in _flat(deviations.get(chosen) or []):
+    for override in _flat((deviations.get(chosen) if isinstance(chosen, str) else None) or []):
         _set(content, override, f"{path}: deviations of {chosen}")
     config = _build_all_rounds(content, path)
     return override_config(content, None, overrides) if overrides else config
 
 
+@lru_cache(maxsize=16)
+def _parsed(text: str, where: str) -> Any:
+    """The content of a recipe. Cached: a study reads the recipe of its runs several times for each of them."""
+    return read_yaml(text, where)
+
+
 def override_config(content: Mapping[str, Any], method: str | None, overrides: Sequence[str]) -> Config:
-    """An earlier run's configuration with a few keys given anew."""
+    """An earlier run's configuration with some keys changed."""
     changed = deepcopy(dict(content))
     if method is not None:
         changed["method"] = method
@@ -272,7 +283,7 @@ def override_config(content: Mapping[str, Any], method: str | None, overrides: S
 
 def _build_all_rounds(content: Mapping[str, Any], where: str) -> Config:
     config = build(Config, content, where)
-    config.of_round(config.rounds.count)  # refuses what no further round can train with
+    config.of_round(config.rounds.count)  # refuses settings that further rounds cannot train with
     return config
 
 
@@ -284,7 +295,7 @@ def planned_steps(content: Mapping[str, Any]) -> int:
 
 
 def recipe_path(recipe: str) -> Path:
-    """A recipe that comes with the package, or a YAML file of the user's."""
+    """A recipe of the package, or a YAML file."""
     if not isinstance(recipe, str):
         raise PclmixError(f"recipe={recipe!r}: the name of a recipe or of a .yaml file is needed")
     if recipe.endswith((".yaml", ".yml")):
@@ -317,10 +328,7 @@ def _set(content: dict[str, Any], override: str, where: str) -> None:
     key, sign, text = override.partition("=")
     if not sign or not key:
         raise PclmixError(f"{where}: '{override}' is not of the form key=value, such as optim.lr=0.01")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise PclmixError(f"{where}: the value of '{override}' cannot be read: {error}") from error
+    value = read_yaml(text, f"{where}: the value of '{override}'", "cannot be read")
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)  # YAML 1.1 reads 1e-4 as text
@@ -335,12 +343,21 @@ def _set(content: dict[str, Any], override: str, where: str) -> None:
 
 
 def _flat(items: Sequence[Any]) -> Iterator[str]:
-    """The strings of nested lists in order: YAML's way to take over another method's list and add to it."""
+    """The strings of nested lists in order: YAML aliases extend another method's list this way."""
     for item in items:
         if isinstance(item, list):
             yield from _flat(item)
         else:
             yield str(item)
+
+
+def _section_of(key: str) -> str:
+    """A hint for a key that lacks its section, such as ` Did you mean 'optim.lr'?`."""
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section) and key in section.model_fields:
+            return f" Did you mean '{name}.{key}'?"
+    return ""
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
@@ -350,13 +367,3 @@ def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
             return []
         model = annotation
     return list(model.model_fields)
-
-
-def describe(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Every key with its default and its sentence, for the documentation."""
-    for name, field in model.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from describe(annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field.get_default(call_default_factory=True), field.description or ""

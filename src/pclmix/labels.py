@@ -1,11 +1,8 @@
-"""Class names, colours and the ignore label: the one place that knows them.
-
-In files the ignore label is the highest label of dataset.json, as nnU-Net wants it. In memory it is IGNORE.
-"""
+"""Label maps: class names, colours, the ignore label, connected components."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +11,7 @@ import numpy.typing as npt
 
 from pclmix.errors import PclmixError, nearest
 
-#: Nothing was drawn here. Negative, so that `label >= 0` reads "scribbled" and no class can collide with it.
+#: Not annotated. Negative, so that `label >= 0` means "scribbled" and no class can collide with it.
 IGNORE = -1
 
 #: Background first; distinct on a grey image and for colour-blind readers (after Okabe and Ito).
@@ -22,7 +19,7 @@ COLOURS = ("#000000", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7", "#f
 
 IntArray = npt.NDArray[np.int16]
 
-#: Up to so many values nothing tells a label map from a coarse image.
+#: With at most this many values a label map and a coarse image cannot be told apart.
 FEW = 16
 
 
@@ -60,7 +57,7 @@ class Labels:
 
     @classmethod
     def from_json(cls, table: Any, where: str) -> Labels:
-        """Read the `labels` table of dataset.json, `where` being the file's name for messages."""
+        """Read the `labels` table of dataset.json; `where` names the file for messages."""
         if not isinstance(table, dict) or not table:
             raise PclmixError(f'{where}: \'labels\' must be a table such as {{"background": 0, "RV": 1, "ignore": 2}}')
         for name, value in table.items():
@@ -93,7 +90,7 @@ class Labels:
         return table
 
     def decode(self, array: npt.NDArray[Any], where: str) -> IntArray:
-        """File values to classes and IGNORE; a value that dataset.json does not know is refused."""
+        """File values to classes and IGNORE; values missing in dataset.json are refused."""
         allowed = self.count if self.ignore is None else self.count + 1
         if array.size and (array.min() < 0 or array.max() >= allowed):
             bad = [int(v) for v in np.unique(array) if not 0 <= v < allowed]
@@ -124,9 +121,8 @@ class Labels:
 def looks_like_image(array: npt.NDArray[Any]) -> bool:
     """Whether whole numbers (Z, H, W) are grey values rather than labels.
 
-    They are when there are more than FEW of them and, off the 0 around it all, more than a third of neighbours in a
-    slice differ. Labels come in patches, however many and however large they are: in ACDC's masks at most 6 % of
-    neighbours differ, in its images at least 53 %.
+    They are if there are more than FEW of them and, outside the surrounding 0, more than a third of neighbours in a
+    slice differ. Labels form regions: in ACDC's masks at most 6 % of neighbours differ, in its images at least 53 %.
     """
     if len(np.unique(array)) <= FEW:
         return False
@@ -155,3 +151,28 @@ def snap_labels(labels: Labels) -> str:
         shown = int(k > 0)
         lines.append(f'{k:5d} {r:5d} {g:4d} {b:4d} {shown:8d} {shown:4d} {shown:3d}    "{name}"')
     return "\n".join(lines) + "\n"
+
+
+Array = npt.NDArray[Any]
+
+
+def largest_component(labels: Array, classes: Iterable[int]) -> Array:
+    """Keep the largest 3D component of each class of `labels` (Z, H, W); its other voxels become background, 0.
+
+    Voxels that touch by a corner are connected: slices lie far apart, and the heart moves sideways between them.
+    A class that is absent stays absent; of two components of one size the first in array order is kept. The input
+    is not changed.
+
+    >>> largest_component(np.array([[[1, 1, 0, 1, 2]]]), (1, 2)).tolist()
+    [[[1, 1, 0, 0, 2]]]
+    """
+    from scipy import ndimage
+
+    kept = labels.copy()
+    touching = np.ones((3,) * labels.ndim, dtype=bool)
+    for k in classes:
+        parts, count = ndimage.label(labels == k, structure=touching)
+        if count > 1:
+            sizes = np.bincount(parts.ravel())[1:]
+            kept[(parts > 0) & (parts != 1 + int(sizes.argmax()))] = 0
+    return kept

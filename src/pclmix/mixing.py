@@ -1,7 +1,7 @@
-"""Mixing of two batches, drawn once and applied to images, labels and predictions alike.
+"""Mixing of two batches: drawn once, applied to images, labels and predictions.
 
-`mix = mixer.draw(x1, x2, generator)` fixes what comes from where; `mix.images(x1, x2)` is x12 and, with the arguments
-exchanged, `mix.images(x2, x1)` is x21. Labels and predictions likewise. Where a mask M is drawn, x12 = M x1 + (1-M) x2.
+`mix = mixer.draw(x1, x2, generator)` draws the mask or weight; `mix.images(x1, x2)` is x12 and `mix.images(x2, x1)` is
+x21. Labels and predictions likewise. With a mask M, x12 = M x1 + (1-M) x2.
 """
 
 from __future__ import annotations

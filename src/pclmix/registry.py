@@ -1,4 +1,4 @@
-"""Names for things a user can choose: register with a decorator, find by name, be told the nearest."""
+"""Registries of named choices: register with a decorator, find by name; errors suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A table of named things of one kind.
+    """A table of named objects of one kind.
 
     >>> shapes: Registry[type] = Registry("shape")
     >>> @shapes.register("disc")

@@ -23,12 +23,12 @@ def test_the_table_names_every_method_with_its_source_and_needs() -> None:
     assert "dense masks" in text
 
 
-def test_the_tables_can_be_read_on_a_narrow_terminal() -> None:
+def test_tables_fit_a_narrow_terminal() -> None:
     result = CliRunner().invoke(app, ["methods", "--verbose"], env={"COLUMNS": "80"})
     lines = result.output.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("pclmix") and "55.9 M" in line for line in lines)
-    assert len(lines) < 100  # no column is squeezed to a letter a line
+    assert len(lines) < 100  # no column is so narrow that it has one letter per line
 
 
 def test_json_counts_parameters() -> None:

@@ -1,4 +1,4 @@
-"""An output that cannot be written is refused before the work, by every command that works for long."""
+"""Long-running commands refuse unwritable outputs before the work."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ COMMANDS = {
     "phantom": "phantom {bad}/out",
     "demo": "demo --out {bad}/demo",
 }
-#: What would take long, and must not have begun.
+#: Expensive functions that must not be called.
 WORK = (
     "pclmix.metrics.run.score_pair",
-    "pclmix.report.runs.evaluate",
-    "pclmix.inference.checkpoint.open_model",
+    "pclmix.report.tables.evaluate",
+    "pclmix.inference.torch.open_model",
     "pclmix.training.start.prepare",
     "pclmix.io.dicom.read_series",
     "pclmix.synth.weaken.read_labels",
@@ -48,7 +48,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_refused_before_the_work(
+def test_outputs_are_checked_first(
     name: str,
     phantom_dataset: Path,
     tmp_path: Path,
@@ -84,7 +84,7 @@ def test_a_study_refuses_a_file_as_its_folder(
     assert "is a file; --out is the folder for the runs" in capsys.readouterr().err
 
 
-def test_two_outputs_of_one_name(
+def test_equal_output_names_are_refused(
     phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = ["--out", str(tmp_path / "s.json"), "--csv", str(tmp_path / "s.json")]

@@ -88,7 +88,9 @@ def test_a_bad_file_is_exit_2_at_the_end(call: Call, tiny_run: Path, phantom_dat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("{set}", "{set}", "{out}"), "holds no checkpoint"),
+        (("{set}", "{run}", "{out}"), "set is a dataset; the model comes first"),
+        (("{set}/imagesTr/phantom001_frame01_0000.nii.gz", "{run}", "{out}"), "is an image; the model comes first"),
+        (("{set}/imagesTr", "{set}", "{out}"), "holds no checkpoint"),
         (("{run}", "nowhere", "{out}"), "nowhere does not exist"),
         (("{run}", "{set}", "{out}", "--fold", "9"), "fold 9 does not exist"),
         (("{run}", "{set}", "{out}", "--device", "gpu"), "--device gpu is not known"),
@@ -130,14 +132,14 @@ def test_crossval(call: Call, phantom_dataset: Path, tmp_path: Path, monkeypatch
     assert "other settings" in text
 
 
-def test_crossval_goes_on_with_an_interrupted_fold(
+def test_crossval_resumes_an_interrupted_fold(
     phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training stops half-way in fold 1, prediction then fails once: each call goes on from there."""
+    """Training stops half-way in fold 1, prediction then fails once: each call continues from there."""
     from pclmix.studies import work
-    from pclmix.studies.crossval import CrossValidation, cross_validate
     from pclmix.studies.execute import Devices
     from pclmix.studies.plan import Settings
+    from pclmix.studies.study import CrossValidation, cross_validate
 
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "cache"))
     train, calls = work.run_training, []
@@ -185,7 +187,7 @@ def test_overlapping_folds_are_refused(call: Call, phantom_dataset: Path, tmp_pa
     assert "is tested by fold 1 and fold 2" in text
 
 
-def test_one_patient_is_too_few(call: Call, phantom_dataset: Path, tmp_path: Path) -> None:
+def test_crossval_needs_two_patients(call: Call, phantom_dataset: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
     shutil.copytree(phantom_dataset, root)
     splits = read_json(root / "splits_final.json")

@@ -94,7 +94,7 @@ def test_a_tree_of_masks_gives_a_tree_of_scribbles(tmp_path: Path, monkeypatch: 
     assert ((values == mask) | (values == 3)).all()
 
 
-def test_mistakes_get_one_message_and_leave_nothing(
+def test_invalid_input_gives_one_message_and_no_files(
     phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = tmp_path / "empty"
@@ -132,7 +132,7 @@ def test_nothing_is_drawn_outside_its_class(phantom: Path) -> None:
         assert ((drawn == mask) | (drawn == IGNORE)).all()
 
 
-def test_the_next_command_can_be_copied_where_a_path_has_spaces(
+def test_next_command_quotes_paths_with_spaces(
     phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spaced = tmp_path / "my masks"

@@ -1,4 +1,4 @@
-"""pclmix-runtime in a venv of its own: no torch, the same labels as pclmix."""
+"""pclmix-runtime in a separate venv: no torch, the same labels as pclmix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNTIME = ROOT / "runtime"
 
 
 def shared() -> tuple[str, ...]:
-    """The modules that the build takes over, read without importing hatchling."""
+    """The modules that the build copies, read without importing hatchling."""
     tree = ast.parse((RUNTIME / "hatch_build.py").read_text())
     found = next(n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "SHARED")
     names: tuple[str, ...] = ast.literal_eval(found)
@@ -34,7 +34,7 @@ def test_one_version() -> None:
     assert project["version"] == __version__
 
 
-def test_what_is_shared_needs_nothing_else_at_import() -> None:
+def test_shared_modules_import_runtime_dependencies_only() -> None:
     """Every import at the top of a shared module is the standard library, NumPy, nibabel or another shared module."""
     known = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in shared()}
     for name in shared():
@@ -50,7 +50,7 @@ def test_what_is_shared_needs_nothing_else_at_import() -> None:
                     assert not rest or rest in known, f"{name} imports {module}"
                 else:
                     allowed = top in sys.stdlib_module_names or top in ("numpy", "nibabel")
-                    assert allowed or name == "data/components.py", f"{name} imports {module}"
+                    assert allowed or name == "labels.py", f"{name} imports {module}"
 
 
 @pytest.fixture(scope="module")

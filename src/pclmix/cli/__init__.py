@@ -1,4 +1,4 @@
-"""The `pclmix` command: from arguments to function calls. torch is imported only when a command needs it."""
+"""The `pclmix` command. Commands import torch only when they need it."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def _options(
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
 
 
-# Each file below adds its commands to `app`.
-from pclmix.cli import data, evaluate, info, plan, predict, serve, studies, train  # noqa: E402, F401
+# Importing these modules adds their commands to `app`.
+from pclmix.cli import data, predict, studies, train  # noqa: E402, F401
 
 #: The commands of `pclmix --help` in the order a user needs them.
 PANELS = {
     "Start here": ("demo", "serve"),
     "Data": ("import", "check", "split", "phantom", "scribble", "dicom"),
-    "Train, predict, score": ("train", "predict", "evaluate", "compare", "info"),
-    "Settings": ("plan", "config", "methods"),
-    "Use a trained model elsewhere": ("calibrate", "export"),
+    "Train, predict, score": ("plan", "train", "predict", "evaluate", "compare", "info"),
+    "Settings": ("config", "methods"),
+    "Calibrate and export": ("calibrate", "export"),
     "Studies": ("crossval", "ablate", "sweep", "status"),
 }
 
 
 def _arrange() -> None:
-    """Sort the registered commands into PANELS, one that is in none last; join the lines of their docstrings."""
+    """Sort the registered commands by PANELS, others last, and unwrap their docstrings."""
     panel_of = {name: panel for panel, names in PANELS.items() for name in names}
     order = list(panel_of)
 
@@ -83,7 +83,7 @@ def main() -> None:
     """
     set_threads()
     signal.signal(signal.SIGTERM, _terminate)
-    # OpenMP reads this when torch is loaded: threads that spin while they wait slow down whatever else runs.
+    # OpenMP reads this when torch is loaded: threads that spin while waiting slow down other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
@@ -92,16 +92,18 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
-    except OSError as error:  # no right to use it, a name too long, a device that fails
+    except OSError as error:  # missing permission, name too long, failing device
         name = str(error.filename or "a file or folder")
         shown = name if len(name) <= 300 else f"{name[:200]}... ({len(name)} letters)"
-        way = "ask for the right to use it" if isinstance(error, PermissionError) else "check the name"
-        _complain(f"{shown}: {error.strerror or error}; {way}, or choose another place")
+        way = "check its permissions" if isinstance(error, PermissionError) else "check the name"
+        _complain(f"{shown}: {error.strerror or error}; {way}, or choose another path")
     except KeyboardInterrupt:
         _complain("interrupted", code=130)
     except SystemExit as stop:
         if _was_interrupted(stop):
             _complain("interrupted", code=130)
+        if _received:
+            sys.exit(128 + _received[0])  # Ray raises a SystemExit of its own instead, with code 1
         raise
 
 
@@ -113,7 +115,11 @@ def _was_interrupted(stop: SystemExit) -> bool:
     return cause is not None
 
 
+_received: list[int] = []  # numbers of signals that ended the command
+
+
 def _terminate(number: int, _: FrameType | None) -> None:
+    _received.append(number)
     sys.exit(128 + number)
 
 

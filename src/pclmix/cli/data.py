@@ -1,4 +1,4 @@
-"""Commands that make, check and split datasets."""
+"""Commands around datasets: import, check, split, phantom, scribble, dicom, info, serve."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from itertools import count
 from json import dumps
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pclmix.cli import app, options
 
 if TYPE_CHECKING:
-    from pclmix.data.findings import Report
-
+    from pclmix.data.case import Report
 
 _ROWS = 10  # findings of one kind in the table of `check`
 
@@ -117,7 +116,7 @@ def _show_report(report: Report) -> None:
     if report.suggested_habits:
         said = dumps(report.suggested_habits, ensure_ascii=False)
         console.print(
-            f'These habits seem to hold. Where they are true, add to dataset.json: "habits": {said}', markup=False
+            f'Habits that the data support. If they are true, add to dataset.json: "habits": {said}', markup=False
         )
     console.print(
         f"{report.cases} cases, {report.references} with a dense mask: "
@@ -130,16 +129,17 @@ def _show_report(report: Report) -> None:
 def split_(
     dataset: options.Dataset,
     folds: Annotated[
-        int | None, typer.Option(min=1, help="How many; default 5, or fewer where patients are few.")
+        int | None, typer.Option(min=1, help="Number of folds; default 5, or fewer with few patients.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Shuffle the patients; without it they stay in order.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="patient, or acdc: twenty consecutive patient numbers a fold.")] = "patient",
+    kind: Annotated[
+        str, typer.Option(help="patient, or acdc: twenty consecutive patient numbers per fold.")
+    ] = "patient",
 ) -> None:
     """Write new folds, by patient, to splits_final.json; splits_previous.json keeps the old ones."""
-    from pclmix.data.dataset import Dataset, replace_splits
-    from pclmix.data.splits import make_splits
+    from pclmix.data.dataset import Dataset, make_splits, replace_splits
 
     opened = Dataset.open(dataset)
     splits = make_splits(opened.cases, kind=kind, count=folds, seed=seed, pattern=opened.patient_pattern)
@@ -175,15 +175,15 @@ def scribble(
     kind: Annotated[
         str,
         typer.Option(
-            help="scribble; brush: broad strokes, as on a tablet; points: one a region, five of background; "
+            help="scribble; brush: broad strokes, as on a tablet; points: one per region, five for the background; "
             "box: its outline as background."
         ),
     ] = "scribble",
     amount: Annotated[float, typer.Option(help="Length of the strokes; 1 is about that of the ACDC scribbles.")] = 1.0,
     width: Annotated[
-        int, typer.Option(help="Strokes are 1 to this many pixels wide, at random; a brush is exactly so wide.")
+        int, typer.Option(help="Strokes are 1 to this many pixels wide, at random; a brush has this width.")
     ] = 1,
-    border: Annotated[float, typer.Option(help="Share of the outlines that is drawn too, just inside.")] = 0.0,
+    border: Annotated[float, typer.Option(help="Share of each outline that is drawn as well, just inside it.")] = 0.0,
     seed: options.MakerSeed = 0,
 ) -> None:
     """Simulate scribbles, points or boxes from dense masks, per slice and class, background included.
@@ -217,3 +217,97 @@ def dicom(
     shape, spacing = convert_series(series, out)
     sizes = " x ".join(str(n) for n in shape)
     typer.echo(f"{out}: {sizes} (Z, H, W), {' x '.join(f'{s:.4g}' for s in spacing)} mm")
+
+
+@app.command(epilog="Example: pclmix info run1")
+def info(
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN|DATASET|MODEL", help="A run folder, a checkpoint, a .onnx file or a dataset.")
+    ],
+    as_json: options.Json = False,
+) -> None:
+    """Describe a run, a dataset or an exported model: data, classes, recipe, steps, scores, versions."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pclmix.export.bundle import model_card, shown
+
+    content = _dataset(target) if (target / "dataset.json").is_file() else model_card(target)
+    if as_json:
+        typer.echo(dumps(content, indent=2))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for section, rows in content.items():
+        known = {name: shown(value) for name, value in rows.items() if value is not None}
+        if section == "dataset":  # the only section: a line each
+            for name, value in known.items():
+                table.add_row(name, value)
+        else:
+            table.add_row(section, "; ".join(f"{name}: {value.removesuffix('.')}" for name, value in known.items()))
+    Console(highlight=False, markup=False).print(table)
+
+
+def _dataset(root: Path) -> dict[str, dict[str, Any]]:
+    from pclmix.data.dataset import Dataset, patient_of
+
+    dataset = Dataset.open(root)
+    folds = dataset.splits()
+    rows: dict[str, Any] = {
+        "name": dataset.name,
+        "cases": len(dataset.cases),
+        "patients": len({patient_of(case, dataset.patient_pattern) for case in dataset.cases}),
+        "with dense masks": sum(dataset.has_reference(case) for case in dataset.cases),
+        "channels": list(dataset.channels),
+        "classes": list(dataset.labels.names),
+        "files": dataset.ending,
+        "folds": [f"{number}: {len(fold.train)} + {len(fold.test)}" for number, fold in enumerate(folds, start=1)],
+        "habits": {name: list(words) for name, words in dataset.habits.items()},
+    }
+    if dataset.cases:
+        volume = dataset.read_image(dataset.cases[0])
+        rows["first image"] = (
+            " x ".join(str(n) for n in volume.geometry.shape)
+            + " (Z, H, W), "
+            + (" x ".join(f"{s:.4g}" for s in volume.geometry.spacing) + f" {volume.geometry.unit}")
+        )
+    return {"dataset": rows}
+
+
+@app.command(epilog="Example: pclmix serve data/acdc. A new dataset: pclmix serve data/mine --classes RV,Myo,LV")
+def serve(
+    dataset: options.Dataset,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a token.")] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8765,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    classes: Annotated[
+        str | None, typer.Option(help="Make a new DATASET with these classes; then drop images on the page.")
+    ] = None,
+    max_upload: Annotated[int, typer.Option(help="Largest upload in MiB.", min=1)] = 2048,
+    monailabel: Annotated[
+        bool, typer.Option("--monailabel", help="Also serve 3D Slicer, through its MONAI Label module.")
+    ] = False,
+) -> None:
+    """Draw strokes, train on them, review the result and correct it, in the browser.
+
+    Everything stays on this computer: strokes are saved into labelsTr as they are drawn, models and history into
+    .pclmix beside it. For another address than 127.0.0.1 the printed link contains a token that every request needs.
+    """
+    from pclmix.errors import PclmixError, install_hint
+
+    try:
+        from pclmix.web.serve import run_server
+    except ModuleNotFoundError as error:
+        if error.name not in ("h11", "uvicorn", "fastapi", "starlette", "python_multipart"):
+            raise
+        raise PclmixError(f"the workbench needs the package {error.name}: {install_hint('web', error.name)}") from error
+    run_server(
+        dataset,
+        host=host,
+        port=port,
+        browser=browser,
+        classes=None if classes is None else classes.split(","),
+        max_upload=max_upload,
+        monailabel=monailabel,
+    )

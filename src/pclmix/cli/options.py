@@ -1,4 +1,4 @@
-"""What several commands share: arguments, options, the settings they stand for, and the progress bar."""
+"""Arguments and options shared by several commands, and the progress bar."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ Dataset = Annotated[
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, a checkpoint or an exported .onnx file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change; `pclmix config` lists them."),
+    typer.Argument(metavar="KEY=VALUE", help="Settings to change; `pclmix config` lists them."),
 ]
 Method = Annotated[str | None, typer.Option(help="A name of `pclmix methods`.", show_default="pclmix")]
-Recipe = Annotated[str | None, typer.Option(help="paper, fast, hull, tiny or a .yaml file.", show_default="fast")]
-StudyRecipe = Annotated[
-    str, typer.Option("--recipe", help="paper, fast, hull, tiny or a .yaml file, such as `pclmix plan` writes.")
-]
+#: Of config.recipe_names, which would import too much for --help.
+RECIPES = "paper, fast, hull, rounds, sprint, demo, tiny or a .yaml file"
+Recipe = Annotated[str | None, typer.Option(help=f"{RECIPES}.", show_default="a plan from the data")]
+StudyRecipe = Annotated[str, typer.Option("--recipe", help=f"{RECIPES}, such as `pclmix plan` writes.")]
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help=f"{RECIPES}.")]
 Fold = Annotated[int | None, typer.Option(help="Take the test cases of this fold of the dataset, counted from 1.")]
 Iterations = Annotated[int | None, typer.Option(help="Number of steps.")]
 Seconds = Annotated[
-    float | None, typer.Option(help="Train for this long instead; then a resumed run is not bit-exact.")
+    float | None,
+    typer.Option(help="Train for this many seconds instead of --iterations; resuming is then not bit-exact."),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(help="Have the finished run after so many minutes.", show_default="5 without a recipe", min=0.0),
+    typer.Option(help="Finish the run within this many minutes.", show_default="5 without a recipe", min=0.0),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed.")]
 MakerSeed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same result.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Devices = Annotated[int, typer.Option(help="Devices on each node.")]
@@ -55,7 +57,9 @@ Cores = Annotated[int | None, typer.Option(help="Cores of each run.", show_defau
 Gpus = Annotated[
     float | None,
     typer.Option(
-        help="With --cluster: GPUs of each run, or a fraction to share one.", show_default="1 if there are", min=0
+        help="With --cluster: GPUs of each run, or a fraction to share one.",
+        show_default="1 if the cluster has GPUs",
+        min=0,
     ),
 ]
 Progress = Callable[[int, int], None]
@@ -64,14 +68,14 @@ Progress = Callable[[int, int], None]
 def settings(
     overrides: Sequence[str] | None, *, iterations: int | None, seconds: float | None = None, seed: int | None
 ) -> list[str]:
-    """Options and KEY=VALUE arguments as one list of settings; an argument comes later, so it wins."""
+    """Options and KEY=VALUE arguments as one list of settings; arguments override options."""
     given = {"engine.iterations": iterations, "engine.seconds": seconds, "seed": seed}
     return [*(f"{key}={value}" for key, value in given.items() if value is not None), *(overrides or [])]
 
 
 @contextmanager
 def progress(doing: str) -> Iterator[Progress]:
-    """A progress bar on stderr; call what it gives with the number done and the total."""
+    """A progress bar on stderr: yields a function of the number done and the total."""
     from rich import progress as bars
     from rich.console import Console
 

@@ -41,7 +41,7 @@ def crossval(
     cores: options.Cores = None,
     gpus: options.Gpus = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Accepted as with train; the same command continues without it, too.")
+        bool, typer.Option("--resume", help="Accepted as in train; the command continues without it as well.")
     ] = False,
 ) -> None:
     """Train, predict and evaluate each fold, then summarise all cases.
@@ -51,11 +51,11 @@ def crossval(
     """
     from rich.console import Console
 
-    from pclmix.cli.evaluate import print_summary
+    from pclmix.cli.predict import print_summary
     from pclmix.cluster.engine import ClusterOptions
-    from pclmix.studies.crossval import cross_validate
     from pclmix.studies.execute import Devices
     from pclmix.studies.plan import Settings
+    from pclmix.studies.study import cross_validate
 
     given = options.settings(overrides, iterations=iterations, seconds=seconds, seed=seed)
     result = cross_validate(
@@ -172,7 +172,7 @@ def _run(
 def status(
     study: Annotated[Path, typer.Argument(metavar="STUDY", help="The --out folder of crossval, ablate or sweep.")],
 ) -> None:
-    """Show how far a study is: its runs, the nodes they run on, steps and scores, whether it runs now or not."""
+    """Show how far a study is: its runs, the nodes they run on, steps and scores, and whether it is running."""
     from rich.console import Console
 
     from pclmix.studies.plan import read_study

@@ -1,4 +1,4 @@
-"""Commands around training: `config`, `methods` and `train`."""
+"""Commands around training: config, methods, plan, train."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,9 +28,7 @@ def train(
     overrides: options.Overrides = None,
     out: Annotated[Path, typer.Option(help="The run folder to make.")] = ...,  # type: ignore[assignment]
     method: options.Method = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="paper, fast, hull, tiny or a .yaml file.", show_default="a plan from the data")
-    ] = None,
+    recipe: options.Recipe = None,
     start_from: Annotated[
         Path | None, typer.Option("--from", help="A run to take weights from, classes matched by name.")
     ] = None,
@@ -74,7 +73,7 @@ def train(
         started=started,
     )
     if dry_run:
-        from pclmix.training.dry_run import dry_run as forecast
+        from pclmix.training.start import dry_run as forecast
 
         forecast(request)
         return
@@ -85,13 +84,13 @@ def train(
 
 @app.command(epilog="Example: pclmix config fast optim.lr=0.01 --method pce > mine.yaml")
 def config(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="paper, fast, hull, tiny or a .yaml file.")],
+    recipe: options.RecipeArgument,
     overrides: options.Overrides = None,
     method: options.Method = None,
 ) -> None:
     """Print every setting of a recipe with its meaning, as YAML that --recipe takes.
 
-    The values are those a run would have: the recipe, its deviations for the method, then KEY=VALUE arguments.
+    The values are those of a run: the recipe, its deviations for the method, then KEY=VALUE arguments.
     """
     from pclmix.config import load_config
     from pclmix.methods.base import require_fitting
@@ -206,3 +205,38 @@ def _millions(counts: dict[str, int] | None) -> str:
     if counts is None:
         return "-"
     return f"{counts['inference'] / 1e6:.1f} M / {counts['training'] / 1e6:.1f} M"
+
+
+@app.command(epilog="Example: pclmix plan data --minutes 10 --out plan.yaml")
+def plan(
+    dataset: options.Dataset,
+    out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="print it")] = None,
+    minutes: Annotated[float, typer.Option(help="Minutes to train for.")] = 5.0,
+    device: options.Device = "auto",
+    fold: Annotated[int | None, typer.Option(help="Leave out the test cases of this fold, counted from 1.")] = None,
+) -> None:
+    """Choose settings from the data: size, patches, intensities, network, batch and steps, each with its reason.
+
+    The plan is a recipe to read and to change; `pclmix train DATASET --out RUN --recipe plan.yaml` takes it. The same
+    dataset, device and minutes give the same plan. Nothing is trained or timed.
+    """
+    from pclmix.data.dataset import Dataset
+    from pclmix.errors import PclmixError
+    from pclmix.io.files import atomic_path, require_new_file
+    from pclmix.training.plan import plan_dataset, training_cases
+
+    if out is not None:
+        if out.suffix not in (".yaml", ".yml"):
+            raise PclmixError(f"--out {out}: a plan is a recipe, whose name ends in .yaml")
+        require_new_file(out)
+    opened = Dataset.open(dataset)
+    made = plan_dataset(opened, training_cases(opened, fold), device=device, minutes=minutes, show=True)
+    for note in (*made.strokes, *made.notes):
+        typer.echo(note, err=True)
+    if out is None:
+        typer.echo(made.text, nl=False)
+        return
+    with atomic_path(out) as temporary:
+        temporary.write_text(made.text, encoding="utf-8")
+    typer.echo(f"{out}: about {made.steps} steps of PCLMix in {minutes:g} minutes")
+    typer.echo(f"next: pclmix train {quote(str(dataset))} --out RUN --recipe {quote(str(out))}")
