@@ -48,6 +48,14 @@ def test_without_hard_links_it_is_copied(
     test_the_previous_checkpoint_is_kept(tmp_path, make_checkpoint)
 
 
+def test_a_kill_between_the_two_renames_leaves_no_link(tmp_path: Path, make_checkpoint: Make) -> None:
+    save_checkpoint(tmp_path, make_checkpoint(1))
+    (tmp_path / PREVIOUS).hardlink_to(tmp_path / LAST)  # killed before the new checkpoint was renamed
+    save_checkpoint(tmp_path, make_checkpoint(2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [LAST, PREVIOUS]
+    assert [load_checkpoint(tmp_path / name).step for name in (LAST, PREVIOUS)] == [2, 1]
+
+
 @pytest.mark.parametrize("at", [0.0, 0.1, 0.5, 0.9, 0.999])
 def test_damaged_bytes_are_detected_or_harmless(tmp_path: Path, at: float, make_checkpoint: Make) -> None:
     """A flipped byte is refused, or it lies where nothing is read and the content is the same."""

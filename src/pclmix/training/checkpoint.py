@@ -169,6 +169,8 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
                 except OSError:  # a filesystem without hard links
                     shutil.copyfile(last, spare)
                 os.replace(spare, last.with_name(PREVIOUS))
+                # Killed just before `last` was replaced, both names are one file; then rename(2) leaves the link.
+                spare.unlink(missing_ok=True)
     except RuntimeError as error:  # torch reports a full disk this way
         raise _full(last, error) from error
 
