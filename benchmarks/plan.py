@@ -1,10 +1,11 @@
-"""PCLMix and partial cross-entropy with one plan, a few minutes each: a test of plans from the data.
+"""PCLMix and partial cross-entropy with one plan, and PCLMix with recipe demo, a few minutes each.
 
     python benchmarks/plan.py results/plan --work /tmp/plan --minutes 3 hippocampus=SETS/hippocampus phantom
 
 Each dataset is a NAME=FOLDER, or `phantom`, which is made. Its plan is made once, after timing PCLMix on this device;
-both methods train with it on all folds but the first and predict that fold, raw. Runs are one at a time. OUT gets the
-plan and one CSV of per-case values a run, plan.json and the table plan.md. What is in plan.json is not measured again.
+both methods train with it on all folds but the first and predict that fold, raw; so does PCLMix with the settings of
+recipe demo, which know nothing of the data. Runs are one at a time. OUT gets the plan and one CSV of per-case values a
+run, plan.json and the table plan.md. What is in plan.json is not measured again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pclmix.training.request import TrainRequest
 from pclmix.training.start import run_training
 
 FOLD = 1
-METHODS = ("pclmix", "pce")
+RUNS = {"pclmix": "", "pce": "", "demo": "pclmix"}  #: method; or recipe of that name: method
 PHANTOMS = 12  #: patients
 
 
@@ -50,15 +51,15 @@ def main() -> None:
         root = Path(folder) if folder else args.work / name
         if not folder and not root.is_dir():
             make_phantom(root, PHANTOMS, 0)
-        for method in METHODS:
-            if not any((row["data"], row["method"]) == (name, method) for row in rows):
-                rows.append(_measure(args, name, root, method))
+        for run in RUNS:
+            if not any((row["data"], row["run"]) == (name, run) for row in rows):
+                rows.append(_measure(args, name, root, run))
                 write_json(known, {"minutes": args.minutes, "fold": FOLD, "runs": rows})
                 with atomic_path(args.out / "plan.md") as temporary:
                     temporary.write_text(_table(rows), encoding="utf-8")
 
 
-def _measure(args: argparse.Namespace, name: str, root: Path, method: str) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, name: str, root: Path, named: str) -> dict[str, Any]:
     """Train, predict and score one run."""
     console = Console(stderr=True)
     dataset = Dataset.open(root)
@@ -67,20 +68,22 @@ def _measure(args: argparse.Namespace, name: str, root: Path, method: str) -> di
         cases = training_cases(dataset, FOLD)
         plan = plan_dataset(dataset, cases, device=args.device, minutes=args.minutes, timed=True)
         recipe.write_text(plan.text, encoding="utf-8")
-    run = args.work / "runs" / f"{name}_{method}"
+    run = args.work / "runs" / f"{name}_{named}"
     load_before, started = os.getloadavg()[0], time.time()
+    method, settings = (RUNS[named], named) if RUNS[named] else (named, str(recipe))
     request = TrainRequest(
-        root, run, method=method, recipe=str(recipe), fold=FOLD, device=args.device, minutes=args.minutes
+        root, run, method=method, recipe=settings, fold=FOLD, device=args.device, minutes=args.minutes
     )
     if not run_training(request, console):
         raise PclmixError(f"{run} was interrupted; remove it and start again")
     seconds = time.time() - started
     return {
         "data": name,
+        "run": named,
         "method": method,
         "seconds": round(seconds, 1),
         "load": [round(load_before, 1), round(os.getloadavg()[0], 1)],
-        **score(run, root, args.device, args.out / f"{name}_{method}.csv"),
+        **score(run, root, args.device, args.out / f"{name}_{named}.csv"),
     }
 
 
@@ -100,11 +103,12 @@ def score(run: Path, root: Path, device: str, csv: Path) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| data | method | Dice % | per class | steps | seconds | load |", "|---|---|---:|---|---:|---:|---:|"]
+    lines = ["| data | run | Dice % | per class | steps | seconds | load |", "|---|---|---:|---|---:|---:|---:|"]
     for row in rows:
         classes = ", ".join(f"{name} {100 * values['Dice']:.1f}" for name, values in row["classes"].items())
         load = " to ".join(f"{value:g}" for value in row["load"])
-        cells = (row["data"], row["method"], f"{100 * row['mean']['Dice']:.1f}", classes, row["steps"])
+        known = f"{row['method']}, recipe {row['run']}" if RUNS[row["run"]] else f"{row['method']}, plan"
+        cells = (row["data"], known, f"{100 * row['mean']['Dice']:.1f}", classes, row["steps"])
         lines.append(f"| {' | '.join(map(str, cells))} | {row['seconds']:.0f} | {load} |")
     return "\n".join(lines) + "\n"
 
