@@ -111,7 +111,7 @@ class Ledger:
     def audit(self, *, killed: bool = False, fresh: bool = False) -> None:
         """Compare file and history with what was acknowledged; no request may be under way.
 
-        After a kill the newest state may be in both, until the next start.
+        After a kill the newest state may be in both, or the history have one state too many, until the next start.
         """
         with self._guard:
             current, version = self.read(self.path), token_of(self.path)
@@ -139,7 +139,7 @@ class Ledger:
             if lost:
                 self.record.count("acknowledged saves lost", lost)
                 self.record.find(f"{self.case}: {lost} acknowledged states are in neither file nor history")
-            if len(found) > KEPT:
+            if len(found) > KEPT + killed:
                 self.record.find(f"{self.case}: {len(found)} states in the history")
             self.record.count("states found by an audit", min(new, place))
             self.record.count("states not audited in time", max(0, new - place))

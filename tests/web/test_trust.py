@@ -493,3 +493,19 @@ def test_a_damaged_prediction_is_named(page, damage):
     if damage == "missing":
         (folder / "case1.npz").unlink()
     assert page.client.get("/api/cases/case1/next").status_code == 400
+
+
+def test_save_cut_off_before_the_oldest_entry_is_removed(dataset, monkeypatch):
+    monkeypatch.setattr("pclmix.web.strokes.KEPT", 3)
+    store = StrokeStore(Workspace(dataset))
+    for start in range(3):
+        store.save("case1", store.read("case1").version, [(start, 1, 1)])
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.save("case1", store.read("case1").version, [(3, 1, 1)])
+    monkeypatch.undo()
+    monkeypatch.setattr("pclmix.web.strokes.KEPT", 3)
+    numbers = [entry.number for entry in store.history("case1")]
+    assert len(numbers) == 4
+    assert sweep(Workspace(dataset)) == 1
+    assert [entry.number for entry in store.history("case1")] == numbers[:3]

@@ -160,16 +160,21 @@ class StrokeStore:
         return version
 
     def sweep(self) -> int:
-        """Remove history entries of saves that a kill cut off before the label file was replaced; returns how many."""
+        """Complete saves that a kill cut off; returns how many history entries were removed.
+
+        A kill before the label file was replaced leaves the current state in the history as well, one after it an
+        entry more than KEPT.
+        """
         count = 0
         for case in self.workspace.dataset.cases:
             with suppress(OSError, PclmixError):
                 path = self.workspace.scribble_path(case)
-                if path.stat().st_nlink > 1:
-                    for old, _ in self._entries(case):
-                        if old.samefile(path):
-                            old.unlink()
-                            count += 1
+                entries = sorted((entry.number, old) for old, entry in self._entries(case))
+                surplus = [old for _, old in entries if old.samefile(path)] if path.stat().st_nlink > 1 else []
+                rest = [old for _, old in entries if old not in surplus]
+                for old in [*surplus, *rest[: max(0, len(rest) - KEPT)]]:
+                    old.unlink()
+                    count += 1
         return count
 
     def _keep(self, case: str, path: Path, what: str, number: int) -> Path | None:
