@@ -186,7 +186,7 @@ def test_a_time_budget_covers_all_rounds(phantom: Path, tmp_path: Path, train: T
     checkpoint = load_checkpoint(run / LAST)
     assert checkpoint.round.number == 2
     assert 0 < checkpoint.round.begins < checkpoint.step
-    assert 3 <= checkpoint.seconds < 10
+    assert 3 <= checkpoint.seconds < 60  # without a budget it would not end
 
 
 def test_rounds_share_a_time_budget() -> None:
