@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from pclmix.io.files import read_json, write_json
+from pclmix.studies.plan import STUDY, marker
 from pclmix.training.checkpoint import load_checkpoint
 from pclmix.training.log import environment
 
@@ -148,7 +149,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 def hidden(folder: Path) -> list[Path]:
-    return list(folder.rglob(".*"))
+    """Unfinished files; the empty file that is named by the study's id belongs to the result."""
+    study = folder / STUDY
+    own = [marker(folder, str(read_json(study)["id"]))] if study.is_file() else []
+    return [path for path in folder.rglob(".*") if path not in own]
 
 
 def age(paths: list[Path]) -> None:
