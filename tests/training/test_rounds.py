@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 
 import pclmix
 from pclmix.config import load_config, override_config, planned_steps
+from pclmix.data.batch import mark_outside
 from pclmix.data.dataset import Dataset
 from pclmix.data.habits import override_habits
 from pclmix.data.store import Settings, open_store
@@ -253,3 +255,30 @@ def test_steps_of_all_rounds() -> None:
     assert planned_steps(content) == 30 + 2 * 7
     assert override_config(content, None, ["rounds.count=1"]).of_round(1).rounds.count == 1
     assert planned_steps({"engine": {"iterations": 5}}) == 5  # of a run before there were rounds
+
+
+def test_only_slices_with_a_ring_have_a_known_outside(phantom: Path) -> None:
+    """As `data.ring_share` in training steps: not where few strokes were drawn or a class is missing."""
+    dataset = Dataset.open(phantom)
+    store = open_store(dataset, dataset.cases[:2], Settings((64, 64)))
+    strokes = np.array(store.labels)
+    strokes[0] = IGNORE
+    strokes[0, 0, 10, 10:14], strokes[0, 0, 20, 20] = 0, 1  # a correction: a structure outside the background's stroke
+    annotated = np.array([[True] * 4, [True, False, True, True]])
+    store = replace(store, labels=strokes, annotated=annotated)
+
+    class Ones(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.one_hot(torch.ones_like(image[:, 0], dtype=torch.long), 4).movedim(-1, 1) * 9.0
+
+    cpu, settings = torch.device("cpu"), load_config("tiny").rounds
+    made = rounds.make_labels(Ones(), store, {"background": ("ring",)}, dataset.labels, cpu, False, settings)
+    outside = mark_outside(torch.from_numpy(strokes), 0)[:, -1].numpy() == 0
+    known = [bool(n) and store.case_of[i] == 0 for i, n in enumerate(outside.sum((1, 2)))]
+    assert not known[0]
+    assert known.count(True) > 3
+    assert any(outside[i].any() for i in range(len(store)) if store.case_of[i] == 1)
+    for i, labels in enumerate(made):
+        free = strokes[i, 0] == IGNORE
+        assert (labels[outside[i] & free] == (0 if known[i] else 1)).all()
+        assert known[i] or (labels[free] == 1).all()

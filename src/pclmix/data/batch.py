@@ -126,18 +126,25 @@ def _hull(drawn: Tensor, margin: float) -> Tensor:
     return within & rows.any(1)[:, None, None]
 
 
+def has_ring(label: Tensor, k: int) -> Tensor:
+    """(B,) bool: whether the strokes of k surround the others in each slice (B, H, W).
+
+    The hull of a ring of k holds the strokes of the other classes; alone, it covers a part of the slice.
+    """
+    ring = label == k
+    others = (label >= 0) & ~ring
+    hull = _hull(ring, 1.0)
+    count, beyond = others.sum((1, 2)), (others & ~hull).sum((1, 2))
+    return (beyond <= SPILL * count) & ((count > 0) | (hull.float().mean((1, 2)) >= ALONE))
+
+
 def mark_outside(label: Tensor, k: int) -> Tensor:
     """Labels (B, M, H, W) and one more map, to be augmented with them: k outside the hull of the first one's strokes.
 
     Elsewhere the map is IGNORE, and in slices without a ring: someone may have corrected a place there with a few
-    short strokes. The hull of a ring of k holds the strokes of the other classes; alone, it covers a part of the slice.
+    short strokes.
     """
-    ring = label[:, 0] == k
-    others = (label[:, 0] >= 0) & ~ring
-    hull = _hull(ring, 1.0)
-    count, beyond = others.sum((1, 2)), (others & ~hull).sum((1, 2))
-    surrounds = (beyond <= SPILL * count) & ((count > 0) | (hull.float().mean((1, 2)) >= ALONE))
-    outside = outside_hull(label[:, 0]) & surrounds[:, None, None]
+    outside = outside_hull(label[:, 0]) & has_ring(label[:, 0], k)[:, None, None]
     marked = torch.where(outside, k, IGNORE).to(label.dtype)
     return torch.cat([label, marked[:, None]], dim=1)
 

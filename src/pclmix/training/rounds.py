@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from pclmix.config import Config, Rounds
+from pclmix.data.batch import has_ring
 from pclmix.data.habits import Array, Habits
 from pclmix.data.preprocess import FLIPS
 from pclmix.data.store import Store
@@ -58,14 +59,20 @@ def make_labels(
 
     strokes = store.labels[:, 0]
     seen = np.unique(np.linspace(0, len(store) - 1, _LOOKED_AT).round().astype(int))
-    annotated: list[list[int] | None] = [np.flatnonzero(row).tolist() for row in store.annotated]
+    annotated: list[list[int] | None] = [None if row.all() else np.flatnonzero(row).tolist() for row in store.annotated]
     annotated = annotated or [None] * len(store.cases)
-    slices = (
-        Predicted(store.images[i], strokes[i], predicted, annotated[store.case_of[i]])
-        for i, predicted in enumerate(_predictions(net, store, device, torch.bfloat16 if bf16 else torch.float32))
-    )
     rules = rules_of(habits, labels, strokes[seen])
+    slices = (
+        Predicted(store.images[i], strokes[i], predicted, known, known is None and _has_ring(strokes[i], rules.ring))
+        for i, predicted in enumerate(_predictions(net, store, device, torch.bfloat16 if bf16 else torch.float32))
+        for known in (annotated[store.case_of[i]],)
+    )
     return straighten_all(slices, rules, settings.brightness, settings.midline)
+
+
+def _has_ring(strokes: Array, k: int | None) -> bool:
+    """Whether the outside of the strokes (H, W) is class `k`, as in training steps."""
+    return k is not None and bool(has_ring(torch.from_numpy(np.array(strokes))[None], k))
 
 
 @torch.inference_mode()

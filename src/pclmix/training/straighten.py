@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,7 @@ class Predicted(NamedTuple):
     strokes: Array  #: (H, W) with IGNORE
     probability: Array  #: (K, H, W) uint8, 255 for 1
     annotated: Sequence[int] | None = None  #: the annotated classes, None for all
+    ring: bool = True  #: whether the strokes surround everything, so that the outside is the class of the ring
 
 
 def rules_of(habits: Habits, labels: Labels, strokes: Iterable[Array]) -> Rules:
@@ -88,7 +89,8 @@ def straighten_all(slices: Iterable[Predicted], rules: Rules, brightness: float 
 
 def correct(predicted: Predicted, rules: Rules, brightness: float = 0.0, midline: bool = False) -> Array:
     """Labels (H, W) uint8 of a slice: predicted, decided by intensity, straightened, walls cut by their stroke."""
-    image, strokes, probability, annotated = predicted
+    image, strokes, probability, annotated, ring = predicted
+    rules = rules if ring else replace(rules, ring=None)
     labels = decide(image, strokes, probability, brightness) if brightness > 0 else probability.argmax(0)
     labels = straighten(image, strokes, labels.astype(np.uint8), rules, annotated)
     for k, wall in rules.convex if midline else ():
