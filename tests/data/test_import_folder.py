@@ -157,6 +157,24 @@ def test_folder_of_tiff_stacks_keeps_the_spacing(tmp_path):
     assert check(made).findings == ()
 
 
+@pytest.mark.parametrize("ending", [".png", ".tif"])
+def test_a_picture_keeps_its_spacing_and_gets_no_other(tmp_path, ending):
+    root = tmp_path / "src"
+    labels = np.full((8, 9), 2, np.uint8)
+    labels[1], labels[5] = 0, 1
+    for kind in ("images", "scribbles", "masks"):
+        (root / kind).mkdir(parents=True)
+        for case in ("a", "b"):
+            Image.fromarray(labels if kind != "masks" else labels % 2).save(root / kind / f"{case}{ending}")
+    (root / "images" / "a.json").write_text(json.dumps({"spacing": [1, 0.5, 0.5]}))
+    made, _ = import_dataset("folder", root, tmp_path / "out")
+    assert (made.read_image("a").geometry.spacing, made.read_image("a").geometry.unit) == ((1, 0.5, 0.5), "mm")
+    assert made.read_image("b").geometry.unit == "px"
+    assert [read_labels(made.reference_path(case))[1].unit for case in ("a", "b")] == ["mm", "px"]
+    assert [read_labels(made.scribble_path(case))[1].unit for case in ("a", "b")] == ["mm", "px"]
+    assert check(made).findings == ()
+
+
 def test_folder_takes_labels_from_folders_below(tmp_path):
     root = pictures(tmp_path / "src", ["a", "b"], values=(0, 1), nothing=2)
     for name in ("a", "b"):

@@ -111,7 +111,7 @@ def _weaken_folder(masks: Path, out: Path, style: Style, seed: int, show: bool) 
             case = (path.relative_to(masks).parent / _MASK.sub("", stem)).as_posix()
             drawn = simulate(array, style, case_rng(seed, case))
             write_labels(target, np.where(drawn == IGNORE, ignore, drawn), geometry)
-            if ending_of(path).startswith(".tif") and geometry.spacing != (1.0, 1.0, 1.0):
+            if not ending_of(path).startswith(".nii") and geometry.unit == "mm":
                 write_json(target.with_name(f"{stem_of(target)}.json"), {"spacing": list(geometry.spacing)})
 
         in_threads(work, files, "drawing", show=show)

@@ -258,6 +258,6 @@ def _copy_plain_image(source: Path, target: Path, plane: npt.NDArray[np.generic]
 
 
 def _copy_sidecar(target: Path, ending: str, geometry: Geometry) -> None:
-    """TIFF has its spacing in NAME.json, as nnU-Net wants it."""
-    if ending in (".tif", ".tiff"):
+    """The spacing of a picture goes into NAME.json, as nnU-Net has it for TIFF; a picture without one is in pixels."""
+    if not ending.startswith(".nii") and geometry.unit == "mm":
         write_json(target, {"spacing": list(geometry.spacing)})
