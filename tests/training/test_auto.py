@@ -20,7 +20,8 @@ from pclmix.data.dataset import Dataset
 from pclmix.data.store import Settings, open_store
 from pclmix.errors import PclmixError
 from pclmix.inference import load
-from pclmix.training import log, scores
+from pclmix.methods.base import build_method
+from pclmix.training import log, scores, trainer
 from pclmix.training.feed import Feed
 from pclmix.training.log import CONFIG, PLAN, RUN
 from pclmix.training.plan import minutes_of
@@ -184,3 +185,23 @@ def test_final_predictions_are_limited_on_a_cpu(phantom_dataset: Path, monkeypat
     part = scores.agreement(net, store, torch.device("cpu"), 4)
     seen = [drawn[0], drawn[round((len(drawn) - 1) / 2)], drawn[-1]]
     assert part.sum() == sum(int((store.labels[n][0] >= 0).sum()) for n in seen)
+
+
+def test_predictions_at_the_end_leave_time_for_training(
+    phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, cpu = Dataset.open(phantom_dataset), torch.device("cpu")
+    store = open_store(dataset, dataset.cases, Settings((32, 32)))
+    drawn = sum(bool((labels[0] >= 0).any()) for labels in store.labels)
+    method = build_method(load_config("tiny", "pce"), 1, 4, len(store))
+    assert scores.slices_within(1e6, method, store, cpu, None)[0] == drawn
+    assert scores.slices_within(0.0, method, store, cpu, (32, 32))[0] == 6 < drawn
+    assert method.training
+    part = scores.agreement(method.net, store, cpu, 4, most=3)
+    assert part.sum() < scores.agreement(method.net, store, cpu, 4).sum()
+    given: list[Any] = []
+    monkeypatch.setattr(trainer, "slices_within", lambda *_: (7, 0.0))
+    monkeypatch.setattr(trainer, "write_results", lambda *words: given.append(words[-1]))
+    options: dict[str, Any] = {"recipe": "tiny", "device": "cpu", "method": "pce", "minutes": 0.01}
+    assert run_training(TrainRequest(phantom_dataset, tmp_path / "run", **options))
+    assert given == [7]

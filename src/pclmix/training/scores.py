@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -24,19 +25,31 @@ from pclmix.training.checkpoint import LAST, build_net, load_checkpoint
 
 CASES, EXAMPLES = "training_cases.csv", "examples.npz"
 _EXAMPLES = 6
+_TIMED = {"cpu": 2, "cuda": 16}  #: slices predicted to measure the time of a slice
 SLICES = 500  #: slices predicted on a CPU at the end of a run
+_PIXELS = 2**20  #: pixels predicted at once, in whole slices
 Patch = tuple[int, int] | None  #: patch size, unless whole slices are used
 
 
 @torch.no_grad()
 def agreement(
-    net: nn.Module, store: Store, device: torch.device, classes: int, patch: Patch = None, batch: int = 16
+    net: nn.Module,
+    store: Store,
+    device: torch.device,
+    classes: int,
+    patch: Patch = None,
+    batch: int = 16,
+    most: int | None = None,
 ) -> Tensor:
-    """Counts (cases, K, K): scribbled class by predicted class, in float64. The network's mode is restored."""
+    """Counts (cases, K, K): scribbled class by predicted class, in float64. The network's mode is restored.
+
+    With `most` only so many scribbled slices, evenly spread, are predicted.
+    """
     training = net.training
     net.eval()
     counts = torch.zeros(len(store.cases), classes * classes, dtype=torch.float64)
-    looked_at = _looked_at(store, device)
+    looked_at = _looked_at(store, device, most)
+    batch = max(1, min(batch, _PIXELS // math.prod(store.images.shape[2:])))
     for first in range(0, len(looked_at), batch):
         chosen = looked_at[first : first + batch]
         image = torch.from_numpy(np.array(store.images[chosen])).float().to(device)
@@ -60,23 +73,32 @@ def _scores(net: nn.Module, image: Tensor, patch: Patch) -> Tensor:
 
 
 @torch.no_grad()
-def seconds_needed(method: Method, store: Store, device: torch.device, patch: Patch) -> float:
-    """Approximate duration of `write_results`, from timed predictions of the first slices."""
-    net, count = method.net.eval(), min(16 if patch is None else 1, len(store))
+def slices_within(
+    seconds: float, method: Method, store: Store, device: torch.device, patch: Patch
+) -> tuple[int, float]:
+    """The number of slices that `write_results` can predict within `seconds`, and the time that it takes.
+
+    Measured on the first slices. The number is at least that of the examples.
+    """
+    count = min(_TIMED[device.type] if patch is None else 1, len(store))
+    net = method.net.eval()
     image = torch.from_numpy(np.array(store.images[:count])).float().to(device)
     for _ in range(2):
         started = time.perf_counter()
         _scores(net, image, patch).argmax(1).cpu()
     method.net.train()
-    return (time.perf_counter() - started) / count * (len(_looked_at(store, device)) + _EXAMPLES)
+    each = (time.perf_counter() - started) / count
+    most = min(len(_looked_at(store, device)), max(_EXAMPLES, int(seconds / each)))
+    return most, each * (most + _EXAMPLES)
 
 
-def _looked_at(store: Store, device: torch.device) -> npt.NDArray[np.int64]:
-    """The scribbled slices; on a CPU at most SLICES of them, evenly spread."""
+def _looked_at(store: Store, device: torch.device, most: int | None = None) -> npt.NDArray[np.int64]:
+    """The scribbled slices; at most `most`, and on a CPU at most SLICES of them, evenly spread."""
     drawn = np.flatnonzero((store.labels[:, 0] != IGNORE).any(axis=(1, 2)))
-    if device.type != "cpu" or len(drawn) <= SLICES:
+    most = min(SLICES if device.type == "cpu" else len(drawn), len(drawn) if most is None else most)
+    if len(drawn) <= most:
         return drawn
-    spread: npt.NDArray[np.int64] = drawn[np.linspace(0, len(drawn) - 1, SLICES).round().astype(int)]
+    spread: npt.NDArray[np.int64] = drawn[np.linspace(0, len(drawn) - 1, most).round().astype(int)]
     return spread
 
 
@@ -88,11 +110,11 @@ def scribble_scores(method: Method, store: Store, device: torch.device, patch: P
     return {"validation/recall": float(recall.mean())}
 
 
-def write_results(run: Path, dataset: Dataset, store: Store, device: torch.device) -> None:
-    """Write training_cases.csv and examples.npz from the last checkpoint and the training slices."""
+def write_results(run: Path, dataset: Dataset, store: Store, device: torch.device, most: int | None = None) -> None:
+    """Write training_cases.csv and examples.npz from the last checkpoint and the training slices, at most `most`."""
     checkpoint, labels = load_checkpoint(run / LAST, lazy=True), dataset.labels
     net, patch = build_net(checkpoint).to(device), checkpoint.config.data.patch
-    _write_cases(run / CASES, agreement(net, store, device, labels.count, patch), store, labels)
+    _write_cases(run / CASES, agreement(net, store, device, labels.count, patch, most=most), store, labels)
     _write_examples(run / EXAMPLES, net, store, dataset, device, patch)
 
 
@@ -116,16 +138,20 @@ def _write_examples(
     """
     drawn = np.flatnonzero((store.labels[:, 0] != IGNORE).any(axis=(1, 2)))
     chosen = drawn[np.linspace(0, len(drawn) - 1, num=min(_EXAMPLES, len(drawn))).astype(int)]
-    image = torch.from_numpy(np.array(store.images[chosen])).float()
-    with torch.no_grad():
-        probabilities = _scores(net, image.to(device), patch).float().softmax(1).cpu()
+    predicted, uncertain = [], []
+    for place in chosen:  # one by one: large slices take much memory
+        image = torch.from_numpy(np.array(store.images[place])).float()[None].to(device)
+        with torch.no_grad():
+            probability = _scores(net, image, patch).float().softmax(1).cpu()
+        predicted.append(probability.argmax(1)[0].to(torch.int16).numpy())
+        uncertain.append(entropy(probability)[0].half().numpy())
     with atomic_path(path) as temporary:
         np.savez_compressed(
             temporary,
             image=np.array(store.images[chosen] if dataset.is_colour else store.images[chosen, 0]),
             scribble=np.array(store.labels[chosen, 0]),
-            prediction=probabilities.argmax(1).to(torch.int16).numpy(),
-            entropy=entropy(probabilities).half().numpy(),
+            prediction=np.stack(predicted),
+            entropy=np.stack(uncertain),
             cases=np.array([store.cases[store.case_of[place]] for place in chosen]),
             classes=np.array(dataset.labels.names),
         )

@@ -44,9 +44,10 @@ from pclmix.training.parallel import Process, from_rank_0, gather_objects, large
 from pclmix.training.plan import Plan
 from pclmix.training.prepare import Prepared
 from pclmix.training.probe import use_plain_kernels_if_fused_disagree
-from pclmix.training.scores import CASES, EXAMPLES, scribble_scores, seconds_needed, write_results
+from pclmix.training.scores import CASES, EXAMPLES, scribble_scores, slices_within, write_results
 from pclmix.training.step import Gradients, TrainStep
 
+_SCORING = 0.1  # largest share of the minutes left after preparing for predicting training cases
 _TO_SAVE = 4.0  # seconds reserved for the checkpoint and the figures of a run,
 _SLOW = 0.25  # plus this share of the start-up time
 _TIMED, _LONG = 2, 600.0  # steps timed on a CPU, and seconds above which the duration is printed
@@ -61,6 +62,7 @@ class Trainer:
         checkpoint = plan.checkpoint
         self.steps, self.seconds = (checkpoint.step, checkpoint.seconds) if checkpoint else (0, 0.0)
         self.round = checkpoint.round if checkpoint else Round()
+        self.scored: int | None = None  # slices predicted at the end; None for all, or as many as on a CPU
         labels = None
         if self.round.number > 1:
             labels = self._shared(lambda: rounds.read_labels(plan.out, self.round, data.train))
@@ -111,7 +113,7 @@ class Trainer:
                 self.save()
             finished = self.progress >= 1.0 and self.round.number == self.config.rounds.count
             if self.process.first and finished:
-                write_results(self.plan.out, self.plan.dataset, self.data.train, self.process.device)
+                write_results(self.plan.out, self.plan.dataset, self.data.train, self.process.device, self.scored)
         if self.process.first:
             status = "finished" if finished else "interrupted"
             write_status(self.plan.out, status=status, step=self.steps, seconds=round(self.seconds, 3))
@@ -128,9 +130,12 @@ class Trainer:
         """Set the time budget: the remaining minutes less the time to finish."""
         if self.plan.minutes is None:
             return
-        spent = time.time() - self.plan.request.started
-        ending = seconds_needed(self.method, self.data.train, self.process.device, self.config.data.patch)
-        left = 60 * self.plan.minutes - spent - ending - _TO_SAVE - _SLOW * spent
+        total, started = 60 * self.plan.minutes, self.plan.request.started
+        scoring = _SCORING * max(0.0, total - (time.time() - started))
+        patch, store = self.config.data.patch, self.data.train
+        self.scored, ending = slices_within(scoring, self.method, store, self.process.device, patch)
+        spent = time.time() - started
+        left = total - spent - ending - _TO_SAVE - _SLOW * spent
         (seconds,) = largest([max(1.0, left)])
         engine = self.config.engine.model_copy(update={"seconds": round(seconds, 1)})
         self.config = self.config.model_copy(update={"engine": engine})
