@@ -203,5 +203,7 @@ def test_predictions_at_the_end_leave_time_for_training(
     monkeypatch.setattr(trainer, "slices_within", lambda *_: (7, 0.0))
     monkeypatch.setattr(trainer, "write_results", lambda *words: given.append(words[-1]))
     options: dict[str, Any] = {"recipe": "tiny", "device": "cpu", "method": "pce", "minutes": 0.01}
-    assert run_training(TrainRequest(phantom_dataset, tmp_path / "run", **options))
+    console = Console(file=io.StringIO(), width=300)
+    assert run_training(TrainRequest(phantom_dataset, tmp_path / "run", **options), console)
     assert given == [7]
+    assert "Give more --minutes" in console.file.getvalue()  # type: ignore[attr-defined]

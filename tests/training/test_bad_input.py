@@ -43,7 +43,7 @@ def refused(phantom: Path, tmp_path: Path, train: Train) -> Callable[..., str]:
         (["engine.batch=1"], {}, ["engine.batch=1", "BatchNorm needs two", "engine.batch=2"]),
         (["engine.batch=5"], {"devices": 2}, ["cannot be split over 2 devices"]),
         (["engine.batch=2"], {"devices": 2}, ["set engine.batch=4"]),
-        (["data.size=[60,64]"], {}, ["60x64", "multiples of 32", "64x64"]),
+        (["data.size=[60,64]"], {}, ["data.size=[60, 64]", "60x64", "multiples of 32", "64x64"]),
         ([], {"device": "gpu"}, ["--device gpu", "auto, cpu or cuda"]),
         ([], {"devices": 0}, ["devices=0"]),
         ([], {"method": "pclmx"}, ["unknown method 'pclmx'", "Did you mean 'pclmix'?"]),

@@ -197,7 +197,7 @@ def _estimate(config: Config, planned: DataPlan, minutes: float | None) -> str:
     parts = "parts of slices" if config.data.patch is not None else "slices"
     engine = config.engine
     if minutes is not None:
-        time = f"about {planned.steps} steps; finished about {minutes:g} minutes after the start of the command"
+        time = f"about {planned.steps} steps; finished about {minutes:g} min after the start of the command"
     else:
         time = f"{engine.iterations} steps" if engine.seconds is None else f"{engine.seconds:g} seconds of training"
     return f"plan: {config.net} on {parts} of {h} x {w}, {engine.batch} a step, {time}"
@@ -229,7 +229,11 @@ def require_fit(config: Config, in_channels: int, classes: int, world: int) -> N
         )
     with torch.device("meta"):  # the shapes of the network, without its weights
         net = build_segmenter(config.net, in_channels, classes)
-    check_side(*config.data.seen, net.multiple)
+    try:
+        check_side(*config.data.seen, net.multiple)
+    except PclmixError as error:
+        key = "data.size" if config.data.patch is None else "data.patch"
+        raise PclmixError(f"{key}={list(config.data.seen)}: {error}") from None
 
 
 def require_same_classes(checkpoint: Checkpoint, dataset: Dataset, run: Path) -> None:

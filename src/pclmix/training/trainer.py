@@ -48,6 +48,7 @@ from pclmix.training.scores import CASES, EXAMPLES, scribble_scores, slices_with
 from pclmix.training.step import Gradients, TrainStep
 
 _SCORING = 0.1  # largest share of the minutes left after preparing for predicting training cases
+_SHORT = 0.25  # share of the minutes for training below which a note is printed
 _TO_SAVE = 4.0  # seconds reserved for the checkpoint and the figures of a run,
 _SLOW = 0.25  # plus this share of the start-up time
 _TIMED, _LONG = 2, 600.0  # steps timed on a CPU, and seconds above which the duration is printed
@@ -137,6 +138,9 @@ class Trainer:
         spent = time.time() - started
         left = total - spent - ending - _TO_SAVE - _SLOW * spent
         (seconds,) = largest([max(1.0, left)])
+        if left < _SHORT * total and self.process.first:
+            text = f"preparing took {spent:.0f} s: only {seconds:.0f} s of {total:.0f} s are left for training. "
+            self.console.print(text + "Give more --minutes for a useful network", highlight=False, soft_wrap=True)
         engine = self.config.engine.model_copy(update={"seconds": round(seconds, 1)})
         self.config = self.config.model_copy(update={"engine": engine})
 
