@@ -198,6 +198,17 @@ def test_a_folder_for_each_case(tmp_path):
     made, _ = import_dataset("folder", tree, tmp_path / "out", Options(scribbles=drawn, masks=tree))
     assert made.cases == ("case_a", "case_b")
     assert all(made.has_reference(case) for case in made.cases)
+    for case in ("a", "b"):  # all files of a case in one folder
+        shutil.copyfile(drawn / f"case_{case}" / "scribble.png", tree / f"case_{case}" / "scribble.png")
+    again, _ = import_dataset("folder", tree, tmp_path / "again", Options(scribbles=tree, masks=tree))
+    for case in made.cases:
+        for one, other in (
+            (made.scribble_path(case), again.scribble_path(case)),
+            (made.reference_path(case), again.reference_path(case)),
+        ):
+            np.testing.assert_array_equal(read_labels(one)[0], read_labels(other)[0])
+    bare, _ = import_dataset("folder", tree, tmp_path / "bare", Options(scribbles=tree))
+    assert not bare.has_reference("case_a")
     assert made.image_paths("case_b")[0].read_bytes() == (flat / "images" / "b.png").read_bytes()
     shutil.copyfile(tree / "case_a" / "image.png", tree / "case_a" / "other.png")
     with pytest.raises(PclmixError, match="other"):
@@ -241,7 +252,9 @@ def test_unmatched_files_are_listed_in_one_error_or_left_out(tmp_path, run):
 def test_cases_without_a_scribble_may_be_labelled_by_their_mask(tmp_path, run):
     root = pictures(tmp_path / "src", ["a", "b", "c"], values=(0, 1), nothing=255)
     (root / "scribbles" / "b.png").unlink()
-    assert run("import", "folder", root, tmp_path / "no").code == 2
+    refused = run("import", "folder", root, tmp_path / "no")
+    assert refused.code == 2
+    assert "--dense" in refused.err
     result = run("import", "folder", root, tmp_path / "out", "--dense")
     assert result.code == 0
     made = Dataset.open(tmp_path / "out")

@@ -104,6 +104,7 @@ def mask_meaning(masks: Sequence[Path], labels: Labels, scribble: Values) -> Val
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 _LABEL_SUFFIX = re.compile(r"(^|_)(?:scribbles?|gt|masks?|labels?|seg)$", re.IGNORECASE)
+_SCRIBBLE_SUFFIX = re.compile(r"(^|_)scribbles?$", re.IGNORECASE)
 _SUBFOLDERS = {
     "images": ("images", "imagesTr"),
     "scribbles": ("scribbles", "labelsTr"),
@@ -120,12 +121,13 @@ def plan(source: Path, options: Options) -> Plan:
     images, scribbles, masks = _folders(source, options)
     negatives = _subfolder(scribbles, _NEGATIVE)
     positives = _subfolder(scribbles, _POSITIVE) if negatives else None
-    scribble_files = _labels(positives or scribbles, images)
-    mask_files = _labels(masks, images) if masks else {}
+    mixed = masks is not None and scribbles.resolve() == masks.resolve()
+    scribble_files = _labels(positives or scribbles, images, mixed, _is_scribble)
+    mask_files = _labels(masks, images, mixed, _is_mask) if masks else {}
     pictures = _pictures(images, without=[f for f in (scribbles, masks) if f is not None])
     files, notes = _match(pictures, scribble_files, mask_files, options)
     if positives and negatives:
-        files, more = _with_negatives(files, _labels(negatives, images), options)
+        files, more = _with_negatives(files, _labels(negatives, images, False, _is_scribble), options)
         labels, doubts = _one_class(options), more
         values: Values = {0: 0, 1: 1}
     else:
@@ -187,6 +189,14 @@ def _is_label(path: Path) -> bool:
     return _LABEL_SUFFIX.search(stem_of(path)) is not None
 
 
+def _is_scribble(path: Path) -> bool:
+    return _SCRIBBLE_SUFFIX.search(stem_of(path)) is not None
+
+
+def _is_mask(path: Path) -> bool:
+    return not _is_scribble(path)
+
+
 def _told_apart(folder: Path) -> bool:
     """Whether images and labels are in one tree, with labels named SCRIBBLE, NAME_gt and so on."""
     paths = _listing(folder, image_ending_of)
@@ -209,12 +219,17 @@ def _pictures(folder: Path, without: Collection[Path]) -> dict[Path, str]:
     return dict(zip(paths, _by_folder(paths, folder, [stem_of(path) for path in paths]), strict=True))
 
 
-def _labels(folder: Path, images: Path) -> dict[str, Path]:
-    """Case to file; `_scribble`, `_gt`, `_mask`, `_label` or `_seg` at the end of a name is not part of the case."""
+def _labels(folder: Path, images: Path, mixed: bool, wanted: Callable[[Path], bool]) -> dict[str, Path]:
+    """Case to file; `_scribble`, `_gt`, `_mask`, `_label` or `_seg` at the end of a name is not part of the case.
+
+    A folder may also hold the images or, if `mixed`, scribbles and masks; `wanted` labels are then told by their names.
+    """
     found: dict[str, Path] = {}
     paths = _listing(folder)
     if folder.resolve() == images.resolve():
-        paths = [path for path in paths if _is_label(path)]
+        paths, mixed = [path for path in paths if _is_label(path)], True
+    if mixed and any(map(_is_scribble, paths)) and any(map(_is_mask, paths)):
+        paths = [path for path in paths if wanted(path)]
     stems = [_LABEL_SUFFIX.sub("", stem_of(path)) or stem_of(path) for path in paths]
     for path, case in zip(paths, _by_folder(paths, folder, stems), strict=True):
         if case in found:
@@ -245,7 +260,7 @@ def _match(
         if other != path:
             raise PclmixError(f"{other} and {path} are the same image twice; keep one of them")
     lonely = [path for case, path in scribbles.items() if case not in channels]
-    notes = _unmatched(bare, lonely, labelled, channels, options)
+    notes = _unmatched(bare, lonely, labelled, channels, options, any(images[path] in masks for path in bare))
     count = max(len(found) for found in channels.values())
     for case, found in channels.items():
         if sorted(found) != list(range(count)):
@@ -264,9 +279,14 @@ def _match(
 
 
 def _unmatched(
-    bare: list[Path], lonely: list[Path], labelled: Collection[str], channels: Collection[str], options: Options
+    bare: list[Path],
+    lonely: list[Path],
+    labelled: Collection[str],
+    channels: Collection[str],
+    options: Options,
+    masked: bool,
 ) -> list[str]:
-    """One error for all unmatched files, or notes if they are to be skipped."""
+    """One error for all unmatched files, or notes if they are to be skipped; `masked`: a bare image has a mask."""
     said = []
     if bare:
         hint = nearest(stem_of(bare[0]), labelled).replace("Did you mean", "Is it")
@@ -276,6 +296,7 @@ def _unmatched(
         said.append(f"{len(lonely)} scribbles without an image of their name: {listed(lonely)}.{hint}")
     if said and (not options.skip_unmatched or not channels):
         way = "add what is missing (`pclmix scribble` draws scribbles from dense masks), move them away"
+        way += ", label cases that have a mask by it with --dense" if masked else ""
         raise PclmixError(f"{' '.join(said)} Names must match: {way}, or leave them out with --skip-unmatched")
     return [f"left out: {text}" for text in said]
 
