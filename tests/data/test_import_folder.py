@@ -266,6 +266,32 @@ def test_cases_without_a_scribble_may_be_labelled_by_their_mask(tmp_path, run):
     assert check(made).errors == []
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_images_without_a_scribble_may_be_unlabelled_cases(tmp_path, run, channels):
+    root = pictures(tmp_path / "src", ["a", "b", "c"], values=(0, 1), nothing=255)
+    (root / "scribbles" / "b.png").unlink()
+    (root / "scribbles" / "c.png").unlink()
+    (root / "masks" / "c.png").unlink()
+    for path in sorted((root / "images").iterdir()) if channels > 1 else ():
+        shutil.copyfile(path, path.with_name(f"{path.stem}_0001.png"))
+        path.rename(path.with_name(f"{path.stem}_0000.png"))
+    refused = run("import", "folder", root, tmp_path / "no")
+    assert refused.code == 2
+    assert "--unlabelled" in refused.err
+    result = run("import", "folder", root, tmp_path / "out", "--unlabelled")
+    assert result.code == 0
+    assert "2 cases without a scribble are unlabelled: b, c" in result.err
+    made = Dataset.open(tmp_path / "out")
+    assert (made.cases, len(made.channels)) == (("a", "b", "c"), channels)
+    assert [(made.read_scribble(case)[0] >= 0).any() for case in made.cases] == [True, False, False]
+    assert [made.has_reference(case) for case in made.cases] == [True, True, False]
+    assert {finding.kind for finding in check(made).findings} == {"empty"}
+    both = run("import", "folder", root, tmp_path / "both", "--unlabelled", "--dense")
+    assert both.code == 0
+    made = Dataset.open(tmp_path / "both")
+    assert [(made.read_scribble(case)[0] >= 0).any() for case in made.cases] == [True, True, False]
+
+
 def test_label_pictures_of_three_equal_planes(tmp_path):
     root = pictures(tmp_path / "src", ["a", "b"], values=(0, 1), nothing=2)
     for path in [*(root / "scribbles").iterdir(), *(root / "masks").iterdir()]:

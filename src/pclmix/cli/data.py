@@ -39,12 +39,15 @@ def import_(
     dense: Annotated[
         bool, typer.Option("--dense", help="folder: cases with a dense mask and no scribble are labelled by the mask.")
     ] = False,
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="folder: images without a scribble become unlabelled cases.")
+    ] = False,
 ) -> None:
     """Make a dataset from images and scribbles in another layout; the images are not changed."""
     from pclmix.data.importers import Options, import_dataset
 
     names = tuple(part for part in classes.split(",") if part.strip())
-    chosen = Options(scribbles, masks, nifti, names, ignore, skip_unmatched, dense)
+    chosen = Options(scribbles, masks, nifti, names, ignore, skip_unmatched, dense, unlabelled)
     made, notes = import_dataset(kind, source, dataset, chosen, show=True)
     for note in notes:
         typer.echo(f"note: {note}", err=True)

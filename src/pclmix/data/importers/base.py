@@ -53,6 +53,7 @@ class Options:
     ignore: int | None = None
     skip_unmatched: bool = False  #: leave out images without labels and labels without an image
     dense: bool = False  #: label cases that have a dense mask and no scribble by the mask
+    unlabelled: bool = False  #: take other images without a scribble as unlabelled cases
 
     def only(self, kind: str, *allowed: str) -> None:
         """Refuse options that this kind of import does not use."""
@@ -84,13 +85,14 @@ class Sources:
     """The files of one case: one image per channel, the scribble and, optionally, a dense mask.
 
     Strokes of one class may come as two maps: `scribble` has the positive ones, `negative` those of the background.
-    Without a scribble the mask is used for training.
+    Without a scribble the mask is used for training, or nothing if the case is `unlabelled`.
     """
 
     images: tuple[Path, ...]
     scribble: Path | None
     mask: Path | None = None
     negative: Path | None = None
+    unlabelled: bool = False
 
 
 IMPORTERS: Registry[Callable[[Path, Options], Plan]] = Registry("import kind")
@@ -133,8 +135,12 @@ def copy_case(
     channels: int,
     scribble_values: Values,
     mask_values: Values,
+    ignore: int = 0,
 ) -> None:
-    """Copy one case into the layout: bytes are kept unless the ending or the label values must change."""
+    """Copy one case into the layout: bytes are kept unless the ending or the label values must change.
+
+    The label file of an unlabelled case holds `ignore` alone.
+    """
     volume = read_channels(sources.images, channels)
     if len(sources.images) == 1 and channels == 1 and ending in (".png", ".bmp", ".tif", ".tiff"):
         _copy_plain_image(sources.images[0], folder / IMAGES / f"{case}_0000{ending}", volume.array[0], volume.geometry)
@@ -147,6 +153,8 @@ def copy_case(
         merge_strokes(sources.scribble, sources.negative, target, volume.geometry)
     elif sources.scribble is not None:
         copy_labels(sources.scribble, target, scribble_values, volume.geometry)
+    elif sources.unlabelled:
+        _write_on_grid(target, np.full(volume.geometry.shape, ignore), volume.geometry)
     elif sources.mask is not None:
         copy_labels(sources.mask, target, mask_values, volume.geometry)
     if sources.mask is not None:
@@ -203,7 +211,11 @@ def merge_strokes(positive: Path, negative: Path, target: Path, image: Geometry)
     both = int((yes & no).sum())
     if both:
         raise PclmixError(f"{positive} and {negative}: {both} pixels are drawn in both; correct one of them")
-    write_labels(target, np.where(yes, 1, np.where(no, 0, 2)), image)
+    _write_on_grid(target, np.where(yes, 1, np.where(no, 0, 2)), image)
+
+
+def _write_on_grid(target: Path, labels: npt.NDArray[np.integer[Any]], image: Geometry) -> None:
+    write_labels(target, labels, image)
     _copy_sidecar(target.with_name(target.name[: -len(ending_of(target))] + ".json"), ending_of(target), image)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from pclmix.data.dataset import read_channels
 from pclmix.data.importers.base import (
@@ -21,86 +20,10 @@ from pclmix.data.importers.base import (
     listed,
     need_folder,
 )
+from pclmix.data.importers.values import mask_meaning, meaning
 from pclmix.errors import PclmixError, nearest
-from pclmix.io.threads import in_threads
-from pclmix.io.volume import ENDINGS, PHOTOS, ending_of, image_ending_of, read_image, read_labels, stem_of
+from pclmix.io.volume import ENDINGS, PHOTOS, ending_of, image_ending_of, read_image, stem_of
 from pclmix.labels import Labels
-
-_MOST = 65535  # range of 16-bit label files
-
-
-def meaning(options: Options, scribbles: Sequence[Path], folder: Path) -> tuple[Labels, Values, tuple[str, ...]]:
-    """The classes; for each value of a scribble file, the class or the ignore label it stands for; remarks.
-
-    The ignore value is --ignore, else the highest value if it is also the most frequent, since a scribble leaves most
-    pixels unlabelled. In any other case the user is asked.
-    """
-    counts: Counter[int] = Counter()
-    for found in in_threads(_count, scribbles, "reading"):
-        counts.update(found)
-    ignore = options.ignore
-    if ignore is None:
-        ignore, common = max(counts), counts.most_common(1)[0][0]
-        if ignore != common:
-            raise PclmixError(
-                f"{folder}: which value means 'nothing drawn'? Most pixels hold {common}, the highest value is "
-                f"{ignore}; add --ignore {common} or --ignore {ignore}"
-            )
-    drawn = sorted(set(counts) - {ignore})
-    if not drawn:
-        raise PclmixError(f"{folder}: the scribbles hold only {ignore}, 'nothing drawn'")
-    names, numbers = _classes(options.classes, ignore, drawn, folder)
-    labels = Labels(names, len(names))
-    unknown = sorted(set(drawn) - set(numbers))
-    if unknown:
-        raise PclmixError(
-            f"{folder}: the scribbles hold {listed(unknown)}, which no class has; "
-            f"the classes are {listed((f'{n}={v}' for n, v in zip(names, numbers, strict=True)), 20)}"
-        )
-    doubts = () if ignore in counts else (f"no pixel of {folder} holds {ignore}, 'nothing drawn': is --ignore right?",)
-    return labels, {**{v: k for k, v in enumerate(numbers)}, ignore: len(names)}, doubts
-
-
-def _count(path: Path) -> dict[int, int]:
-    found: Counter[int] = Counter()
-    for plane in read_labels(path)[0]:
-        values, counts = np.unique(plane, return_counts=True)
-        found.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-    return found
-
-
-def _classes(
-    given: Sequence[str], ignore: int, drawn: Sequence[int], folder: Path
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names and file values, background first: NAME=VALUE, or NAME alone for 0, 1, 2, ... with `ignore` left out."""
-    if not given:
-        free = [v for v in range(drawn[-1] + 1) if v != ignore]
-        if list(drawn) != free or len(free) < 2:
-            raise PclmixError(
-                f"{folder}: the scribbles hold the values {listed(drawn)} besides {ignore} (nothing drawn), which are "
-                "not background and classes without a gap; name them with --classes background=VALUE,NAME=VALUE,..."
-            )
-        return Labels.generic(len(free)).names, tuple(free)
-    pairs = [item.partition("=") for item in given]
-    names = tuple(name.strip() for name, _, _ in pairs)
-    if len(set(names)) != len(names) or "ignore" in names or "" in names or len(names) < 2:
-        raise PclmixError(f"--classes {','.join(given)}: the background and at least one class, each named once")
-    try:
-        free = [v for v in range(len(names) + 1) if v != ignore]
-        numbers = tuple(int(value) if equals else free[k] for k, (_, equals, value) in enumerate(pairs))
-    except ValueError:
-        raise PclmixError(f"--classes {','.join(given)}: the value after '=' must be a whole number") from None
-    if len({*numbers, ignore}) != len(numbers) + 1 or not all(abs(v) <= _MOST for v in numbers):
-        raise PclmixError(f"--classes {','.join(given)}: each class needs its own value, none of them {ignore}")
-    return ("background", *names[1:]), numbers
-
-
-def mask_meaning(masks: Sequence[Path], labels: Labels, scribble: Values) -> Values:
-    """Masks use the values of the scribbles if these include all of theirs; else 0, 1, 2, ..."""
-    found = set().union(*in_threads(_count, masks, "reading")) if masks else set()
-    shared = {value: k for value, k in scribble.items() if k != labels.ignore}
-    return shared if found <= set(shared) else {k: k for k in range(labels.count)}
-
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 _LABEL_SUFFIX = re.compile(r"(^|_)(?:scribbles?|gt|masks?|labels?|seg)$", re.IGNORECASE)
@@ -117,7 +40,7 @@ _POSITIVE, _NEGATIVE = ("positive", "pos"), ("negative", "neg")
 @IMPORTERS.register("folder")
 def plan(source: Path, options: Options) -> Plan:
     """Match names, determine the meaning of label values, and copy each case."""
-    options.only("folder", "scribbles", "masks", "classes", "ignore", "skip_unmatched", "dense")
+    options.only("folder", "scribbles", "masks", "classes", "ignore", "skip_unmatched", "dense", "unlabelled")
     images, scribbles, masks = _folders(source, options)
     negatives = _subfolder(scribbles, _NEGATIVE)
     positives = _subfolder(scribbles, _POSITIVE) if negatives else None
@@ -137,14 +60,22 @@ def plan(source: Path, options: Options) -> Plan:
     endings = Counter(ending_of(path) or ".png" for sources in files.values() for path in sources.images)
     ending = endings.most_common(1)[0][0]
     channels = _channels(next(iter(files.values())))
-    write = partial(_write, files, ending, len(channels), values, mask_values)
+    write = partial(_write, files, ending, len(channels), values, mask_values, labels.count)
     return Plan(channels, labels, ending, tuple(sorted(files)), write, (*doubts, *notes))
 
 
 def _write(
-    files: dict[str, Sources], ending: str, channels: int, scribble: Values, mask: Values, case: str, folder: Path
+    files: dict[str, Sources],
+    ending: str,
+    channels: int,
+    scribble: Values,
+    mask: Values,
+    ignore: int,
+    case: str,
+    folder: Path,
 ) -> None:
-    copy_case(case, files[case], folder, ending=ending, channels=channels, scribble_values=scribble, mask_values=mask)
+    values: dict[str, Values] = {"scribble_values": scribble, "mask_values": mask}
+    copy_case(case, files[case], folder, ending=ending, channels=channels, ignore=ignore, **values)
 
 
 def _folders(source: Path, options: Options) -> tuple[Path, Path, Path | None]:
@@ -248,12 +179,14 @@ def _match(
     labelled = {**masks, **scribbles} if options.dense else scribbles
     channels: dict[str, dict[int, Path]] = {}
     bare: list[Path] = []
+    parts = {stem: match for stem in images.values() if stem not in labelled and (match := _CHANNEL.match(stem))}
+    numbered = any(match.group("case") in labelled for match in parts.values())
     for path, stem in images.items():
-        match = _CHANNEL.match(stem)
+        match = parts.get(stem)
         case, channel = stem, 0
-        if stem not in labelled and match and match.group("case") in labelled:
+        if match and (match.group("case") in labelled or (numbered and options.unlabelled)):
             case, channel = match.group("case"), int(match.group("channel"))
-        if case not in labelled:
+        if case not in labelled and not options.unlabelled:
             bare.append(path)
             continue
         other = channels.setdefault(case, {}).setdefault(channel, path)
@@ -269,11 +202,19 @@ def _match(
                 f"every case needs 0 to {count - 1}"
             )
     notes += [f"{path} has no image and was left out" for case, path in masks.items() if case not in channels]
-    dense = [case for case in channels if case not in scribbles]
+    unlabelled = [case for case in channels if case not in labelled]
+    if unlabelled:
+        notes.append(f"{len(unlabelled)} cases without a scribble are unlabelled: {listed(unlabelled)}")
+    dense = [case for case in channels if case in labelled and case not in scribbles]
     if dense:
         notes.append(f"{len(dense)} cases without a scribble are labelled by their dense mask: {listed(dense)}")
     return {
-        case: Sources(tuple(found[c] for c in sorted(found)), scribbles.get(case), masks.get(case))
+        case: Sources(
+            tuple(found[c] for c in sorted(found)),
+            scribbles.get(case),
+            masks.get(case),
+            unlabelled=case not in labelled,
+        )
         for case, found in sorted(channels.items())
     }, notes
 
@@ -297,6 +238,7 @@ def _unmatched(
     if said and (not options.skip_unmatched or not channels):
         way = "add what is missing (`pclmix scribble` draws scribbles from dense masks), move them away"
         way += ", label cases that have a mask by it with --dense" if masked else ""
+        way += ", take images without a scribble as unlabelled cases with --unlabelled" if bare else ""
         raise PclmixError(f"{' '.join(said)} Names must match: {way}, or leave them out with --skip-unmatched")
     return [f"left out: {text}" for text in said]
 
@@ -312,7 +254,7 @@ def _with_negatives(
             f"{len(alone)} cases have positive strokes, negative strokes or an image alone: {listed(alone)}. "
             "Add what is missing, or leave them out with --skip-unmatched"
         )
-    kept = {case: Sources(s.images, s.scribble, s.mask, negatives.get(case)) for case, s in files.items()}
+    kept = {case: replace(s, negative=negatives.get(case)) for case, s in files.items()}
     kept = {case: s for case, s in kept.items() if s.negative or not s.scribble}
     return kept, (f"left out: {listed(alone)}",) if alone else ()
 
