@@ -57,6 +57,17 @@ def test_other_channels_are_refused(tiny_run: Path) -> None:
         open_start(tiny_run, ("T1", "T2"))
 
 
+def test_a_wrong_run_is_refused_before_the_data_is_surveyed(
+    phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def survey(*_: object, **__: object) -> None:
+        raise AssertionError("surveyed")
+
+    monkeypatch.setattr("pclmix.training.plan.survey", survey)
+    with pytest.raises(PclmixError, match="nosuch does not exist"):
+        make_plan(TrainRequest(phantom_dataset, tmp_path / "run", start_from=tmp_path / "nosuch", device="cpu"))
+
+
 def test_the_network_is_that_of_the_run(tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
     request = TrainRequest(phantom_dataset, tmp_path / "run", recipe="fast", start_from=tiny_run)
     plan = make_plan(request)

@@ -132,6 +132,10 @@ def make_plan(request: TrainRequest, planned: DataPlan | None = None) -> Plan:
         refuse_existing(out, way_out="continue it with --resume, choose another name or remove it first")
     require_writable(out)
     dataset = Dataset.open(Path(request.dataset))
+    start_from = request.start_from or (_start_of(out) if request.resume else None)
+    start = None  # opened before the data is surveyed, which takes a while
+    if start_from is not None and checkpoint is None:
+        start = open_start(start_from, dataset.channels)
     if earlier is not None and request.recipe is None:
         config = override_config(earlier, request.method, request.overrides)
     elif request.recipe is not None:
@@ -140,10 +144,7 @@ def make_plan(request: TrainRequest, planned: DataPlan | None = None) -> Plan:
         dataset = replace(dataset, files=KeptFiles())
         planned = planned or _plan_from_data(request, dataset, fold)
         config = planned.config(request.method, _without_clock(request.overrides))
-    start = None
-    start_from = request.start_from or (_start_of(out) if request.resume else None)
-    if start_from is not None and checkpoint is None:
-        start = open_start(start_from, dataset.channels)
+    if start is not None:
         encoder = config.encoder.model_copy(update={"weights": "none"})
         config = config.model_copy(update={"net": start.net, "encoder": encoder})
     params = require_fitting(config)
