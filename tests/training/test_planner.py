@@ -146,3 +146,14 @@ def test_timing_leaves_randomness_alone(looked: Survey) -> None:
     assert torch.equal(before, torch.random.get_rng_state())
     assert rate > 0
     assert math.log2(rate) * 2 == pytest.approx(round(math.log2(rate) * 2))
+
+
+@pytest.mark.parametrize("device", [CPU, GPU, replace(GPU, memory=4.0 * 2**30)], ids=["cpu", "cuda", "small"])
+@pytest.mark.parametrize("pictures", [False, True])
+def test_every_value_has_a_reason(looked: Survey, device: Device, pictures: bool) -> None:
+    found = changed(looked, shape=(1, 3000, 4000), unit="px") if pictures else looked
+    text = make_data_plan(found, device, 3).text
+    values = [line for line in text.splitlines() if not line.startswith("#") and not line.endswith(":")]
+    assert len(values) > 15
+    assert [line for line in values if not line.partition(" # ")[2]] == []
+    assert ("volume's range" in text) is not pictures

@@ -248,6 +248,8 @@ def _intensity(found: Survey) -> list[Row]:
             ("intensity", "window", "colours keep their ratio"),
             ("window", [0, 255], "8 bits"),
         ]
+    if found.pictures:
+        return [("intensity", "slice", "brightness differs between pictures: each is scaled to [0, 1]")]
     return [("intensity", "slice", "slices span much of their volume's range: each is scaled to [0, 1]")]
 
 
@@ -282,10 +284,10 @@ def _augment(found: Survey, steps: int) -> list[Row]:
         why = "quarter turns and flips" if turns else "too few steps to learn every orientation"
     return [
         ("quarter_turns", turns, why),
-        ("rotate", 0.5 if turns else 0.7, ""),
-        ("degrees", 20, ""),
+        ("rotate", 0.5 if turns else 0.7, "share of the images that are turned a little"),
+        ("degrees", 20, "largest of these turns"),
         ("scale", 0.25, "zoom and shift show the network what lies beyond the strokes"),
-        ("shift", 0.1, ""),
+        ("shift", 0.1, "of the side"),
     ]
 
 
@@ -293,18 +295,18 @@ def _optim(kind: str) -> list[Row]:
     if kind == "cpu":
         return [
             ("name", "adamw", "few steps from random weights: the settings of recipe demo, which has the measurements"),
-            ("lr", 0.006, ""),
-            ("lr_end", 0.00003, ""),
-            ("warmup", 0.05, ""),
-            ("clip", 1, ""),
-            ("weight_decay", 0.01, ""),
+            ("lr", 0.006, "high, for few steps; measured for recipe demo"),
+            ("lr_end", 0.00003, "it falls to almost 0"),
+            ("warmup", 0.05, "share of the steps with a linear rise, which helped recipe demo"),
+            ("clip", 1, "largest norm of the gradient, likewise"),
+            ("weight_decay", 0.01, "the default of AdamW"),
         ]
     return [
         ("name", "sgd", "the paper's optimiser and schedule"),
-        ("lr", 0.03, ""),
-        ("lr_end", 0.001, ""),
-        ("momentum", 0.9, ""),
-        ("weight_decay", 0.0005, ""),
+        ("lr", 0.03, "as in the paper"),
+        ("lr_end", 0.001, "as in the paper"),
+        ("momentum", 0.9, "as in the paper"),
+        ("weight_decay", 0.0005, "as in the paper"),
     ]
 
 
@@ -313,14 +315,16 @@ def _engine(device: Device, seconds: float, minutes: float, steps: int) -> list[
     kind = device.kind
     ema = round(min(0.998, max(0.9, 1 - 12 / steps)), 3)
     rows: list[Row] = [
-        ("batch", BATCH[kind], ""),
+        ("batch", BATCH[kind], "few images, which leaves time for more steps" if kind == "cpu" else "the paper's"),
         ("seconds", seconds, f"of {minutes:g} minutes; the rest is for reading, saving and drawing"),
         ("ema", ema, f"averages the weights of about {1 / (1 - ema):.0f} steps"),
     ]
     if device.bf16:
         why = "twice as fast as 32" if kind == "cuda" else "faster than 32 when timed here"
         rows.append(("precision", "bf16", why))
-    return [*rows, ("log_every", 5 if kind == "cpu" else 50, ""), ("save_every", 200 if kind == "cpu" else 1000, "")]
+    every = (5, 200) if kind == "cpu" else (50, 1000)
+    rows.append(("log_every", every[0], "steps between lines of metrics.jsonl"))
+    return [*rows, ("save_every", every[1], "steps between checkpoints, from which a run is resumed")]
 
 
 def _pclmix(kind: str, steps: int) -> list[Row]:
@@ -333,8 +337,8 @@ def _pclmix(kind: str, steps: int) -> list[Row]:
         return [ramp]
     return [
         ("params.anchors", 64, "small maps hold few pixels at stride 8"),
-        ("params.queue", 50, ""),
-        ("params.embedding", 32, ""),
+        ("params.queue", 50, "prototypes of a class: few steps fill no longer queue"),
+        ("params.embedding", 32, "fits the thin network"),
         ("params.swin_width", 12, "this and embedding: a step takes a quarter less time"),
         ramp,
     ]
