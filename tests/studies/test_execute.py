@@ -98,6 +98,17 @@ def test_failing_node_fails_only_its_run(phantom_dataset: Path, tmp_path: Path) 
     assert failed == {"fold 1": "node host (10.0.0.1): no space"}
 
 
+def test_brackets_in_the_name_of_a_run_are_shown(
+    phantom_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "perform", lambda order, *_: finished(order))
+    run, shown = Run("a/fold1", 1, Settings("pce", "tiny"), "weights=/w[/x].pth"), io.StringIO()
+    study = Study(tmp_path / "cv", "sweep", phantom_dataset, (run,))
+    console = Console(file=shown, width=100)
+    assert execute.execute(study, [run], execute.ANY, ClusterOptions(None), console) == {}
+    assert "weights=/w[/x].pth, fold 1" in shown.getvalue()
+
+
 def test_files_outside_the_dataset_are_listed(phantom_dataset: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("net: resnet10\n")

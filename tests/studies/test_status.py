@@ -111,6 +111,32 @@ def test_follower_reads_appended_lines(study: Study) -> None:
     assert (follower.state().step, follower.state().best) == (1, "loss 0.700")
 
 
+def test_a_run_without_its_configuration_has_no_time_left_yet(study: Study) -> None:
+    """A run's record is written first; a follower that is there early must not keep the defaults of an empty one."""
+    folder = begun(study, RUNS[0], 0)
+    config = folder / "config.yaml"
+    content = config.read_text()
+    config.unlink()
+    follower = Follower(study, RUNS[0])
+    assert follower.state().left is None
+    config.write_text(content)
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {k}, "loss": 1.0}}\n' for k in range(1, 6)))
+    assert follower.state().share == pytest.approx(0.5)
+    assert follower.state().left == pytest.approx(20, rel=0.1)
+
+
+def test_brackets_in_names_are_shown(tmp_path: Path) -> None:
+    """Paths and values may hold what rich takes for markup."""
+    run = Run("a/fold1", 1, SETTINGS, "weights=/w[/x].pth")
+    state = State(run, "finished", "host[1]", best="Dice 50.0 %", dice=0.5)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render([state], "sweep /data/[old]/s[/y]"))
+    shown = console.export_text()
+    assert "sweep /data/[old]/s[/y]" in shown
+    assert "host[1]" in shown
+    assert shown.count("weights=/w[/x].pth, fold 1") == 2  # its row, and the best so far
+
+
 def test_finished_and_failed_runs(study: Study) -> None:
     folder = begun(study, RUNS[0], 10, status="finished")
     assert not is_done(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from pclmix.cluster import carry
 from pclmix.cluster.engine import Cluster, ClusterOptions, LostError, Resources, connect
@@ -68,7 +69,7 @@ def _in_turn(
 ) -> dict[str, str]:
     failed = {}
     for run in runs:
-        console.rule(run.name)
+        console.rule(escape(run.name))
         order = Order(study, run, devices.device, devices.count, options.cores)
         record = perform(order, Places(study.dataset, order.folder), console)
         if record.status == "interrupted":

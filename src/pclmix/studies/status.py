@@ -14,6 +14,7 @@ from types import TracebackType
 from rich import box
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from pclmix.config import Config, build, planned_steps
@@ -110,8 +111,10 @@ class Follower:
     def _share(self, record: Record) -> float:
         if self._budget is None:
             with suppress(PclmixError):
-                config = build(Config, read_config(self.folder) or {}, str(self.folder))
-                self._budget = (planned_steps(config.model_dump()), config.engine.seconds)
+                content = read_config(self.folder)
+                if content is not None:  # a run has its record before its configuration
+                    config = build(Config, content, str(self.folder))
+                    self._budget = (planned_steps(config.model_dump()), config.engine.seconds)
         if self._budget is None:
             return 0.0
         steps, seconds = self._budget
@@ -148,11 +151,11 @@ def render(states: Sequence[State], title: str, rows: int | None = None) -> Tabl
     scored = [state for state in states if state.dice is not None]
     if scored:
         best = max(scored, key=lambda state: state.dice or 0.0)
-        caption.append(f"best so far: {best.run.name}, {best.best}")
+        caption.append(f"best so far: {escape(best.run.name)}, {best.best}")
     left = time_left(states)
     if left is not None:
         caption.append(f"about {duration(left)} left")
-    table = Table(title=title, caption="; ".join(caption), box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=escape(title), caption="; ".join(caption), box=box.SIMPLE_HEAD, title_justify="left")
     for heading in ("run", "status", "node"):
         table.add_column(heading)
     for heading in ("step", "left"):
@@ -163,9 +166,8 @@ def render(states: Sequence[State], title: str, rows: int | None = None) -> Tabl
         colour = _COLOURS.get(state.status, "")
         status = f"[{colour}]{state.status}[/]" if colour else state.status
         step = f"{state.step} ({state.share:.0%})" if state.step else ""
-        table.add_row(
-            state.run.name, status, state.node, step, "" if state.left is None else duration(state.left), state.best
-        )
+        remaining = "" if state.left is None else duration(state.left)
+        table.add_row(escape(state.run.name), status, escape(state.node), step, remaining, state.best)
     return table
 
 
