@@ -192,7 +192,9 @@ def test_a_run_that_fails_does_not_stop_the_others(two_nodes: Any, pclmix: Start
     assert "lr=1e11, fold 1" in output
     states = [record(out / f"optim.lr={lr}" / "fold1")["status"] for lr in ("0.01", "1e11", "0.02")]
     assert states == ["finished", "failed", "finished"]
-    assert record(out / "optim.lr=1e11" / "fold1")["reason"] in output
+    failed = out / "optim.lr=1e11" / "fold1"
+    assert record(failed)["reason"] in output
+    assert record(failed)["reason"] in (failed / "console.log").read_text()
     shown = finish(pclmix("status", out))
     assert "2 finished" in shown
     assert "1 failed" in shown

@@ -173,7 +173,7 @@ To see how far it is:
 study.json         the runs and their settings
 RUN/               a run folder of `pclmix train`; RUN is a key of "runs" in study.json
 RUN/node.json      where it ran: node, device, threads, attempts
-RUN/console.log    what it printed
+RUN/console.log    what it printed, if it ran on a cluster
 RUN/predictions/   label maps of the test cases
 RUN/evaluation.json, RUN/cases.csv    their scores; a run that has them is not repeated
 evaluation.json, cases.csv            the same over all folds (in each variant's folder where there are several)

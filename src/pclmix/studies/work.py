@@ -196,7 +196,11 @@ def on_node(order: Order, key: str, depot: Any) -> Record:
     sys.argv = shlex.split(order.study.command) or sys.argv  # for environment.json, instead of Ray's command
     try:
         with (places.folder / LOG).open("a", encoding="utf-8") as file:
-            return perform(order, places, Console(file=file, width=120))
+            console = Console(file=file, width=120)
+            record = perform(order, places, console)
+            if record.status == "failed":
+                console.print(f"failed: {record.reason}", highlight=False, markup=False, soft_wrap=True)
+            return record
     finally:
         if places.courier is not None:
             places.courier.carry(everything=True)
