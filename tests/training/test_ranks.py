@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
 
 from pclmix.config import load_config
 from pclmix.data.dataset import Dataset
@@ -216,6 +218,39 @@ def test_devices_with_an_older_torch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda config, command: lambda *words: None)
     assert launch(TrainRequest(tmp_path / "data", tmp_path / "run", device="cpu", devices=2))
     assert started == {"processes": 2, "address": "localhost"}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="reads /proc/net, which only Linux has")
+def test_devices_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's own store listens on all interfaces, without a password."""
+    found: dict[str, Any] = {}
+
+    def start(config: Any, _: str) -> Callable[..., None]:
+        handler = rendezvous_handler_registry.create_handler(
+            RendezvousParameters(config.rdzv_backend, config.rdzv_endpoint, config.run_id, 1, 1, config.local_addr)
+        )
+        place = handler.next_rendezvous().bootstrap_store_info
+        client = TCPStore(place.master_addr, place.master_port, is_master=False)  # as each rank connects
+        client.set("word", "value")
+        sockets = [
+            line.split()[1:4:2]
+            for table in ("tcp", "tcp6")
+            if (file := Path(f"/proc/net/{table}")).is_file()
+            for line in file.read_text().splitlines()[1:]
+        ]
+        found["addresses"] = {
+            address.partition(":")[0]
+            for address, state in sockets
+            if state == "0A" and int(address.partition(":")[2], 16) == place.master_port
+        }
+        found["gloo"] = os.environ["GLOO_SOCKET_IFNAME"]
+        return lambda *_: None
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", start)
+    assert launch(TrainRequest(tmp_path / "data", tmp_path / "run", device="cpu", devices=2))
+    assert found == {"addresses": {"0100007F"}, "gloo": "lo"}  # 127.0.0.1
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
 def test_devices_refuses_a_bad_dataset_with_one_message(phantom: Path, tmp_path: Path) -> None:

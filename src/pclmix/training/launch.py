@@ -47,7 +47,7 @@ def launch(request: TrainRequest) -> bool:
         **options,
     )
     command = json.dumps(sys.argv)  # for environment.json
-    with _prepared(request.devices):
+    with _prepared(request.devices, request.nodes):
         try:
             elastic_launch(config, sys.executable)("-m", "pclmix.training.launch", _to_json(request), command)
         except ChildFailedError as error:
@@ -60,7 +60,10 @@ def launch(request: TrainRequest) -> bool:
 
 def _rendezvous(nodes: int) -> dict[str, Any]:
     if nodes == 1:
-        return {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
+        from pclmix.training import rendezvous
+
+        rendezvous.register()
+        return {"rdzv_backend": rendezvous.BACKEND, "rdzv_endpoint": "", "local_addr": "localhost"}
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not os.environ.get(name)]
     if missing:
         raise PclmixError(
@@ -76,13 +79,18 @@ def _rendezvous(nodes: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _prepared(processes: int) -> Iterator[None]:
-    """Divide the cores among ranks, silence the launcher's failure reports, restore signal handlers."""
+def _prepared(processes: int, nodes: int) -> Iterator[None]:
+    """Divide the cores among ranks, silence the launcher's failure reports, restore signal handlers.
+
+    On one node gloo uses the loopback interface; by itself it takes the one that the host's name belongs to.
+    """
     logger = logging.getLogger("torch.distributed.elastic")
     level, before = logger.level, {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     environment = dict(os.environ)
     logger.setLevel(logging.CRITICAL)
     os.environ |= thread_settings(processes)
+    if nodes == 1 and sys.platform.startswith("linux"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         yield
     finally:
