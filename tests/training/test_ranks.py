@@ -253,6 +253,29 @@ def test_devices_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.Mon
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
+@pytest.mark.parametrize(("raised", "code"), [("PclmixError('no such case')", 2), (f"SystemExit({LOST})", LOST)])
+def test_a_failed_rank_keeps_its_exit_code(tmp_path: Path, raised: str, code: int) -> None:
+    """Cleaning up without its peers may abort a rank, as the hook does here."""
+    program = f"""
+import atexit, json, os, sys
+from pclmix.errors import PclmixError
+from pclmix.training import launch, start
+from pclmix.training.request import TrainRequest
+def fail(request):
+    raise {raised}
+start.run_training = fail
+atexit.register(os.abort)
+sys.argv = ["rank", launch._to_json(TrainRequest("data", "run")), json.dumps(["pclmix"])]
+launch.main()
+"""
+    file = tmp_path / "error.json"
+    env = os.environ | {"TORCHELASTIC_ERROR_FILE": str(file)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    if code == 2:
+        assert json.loads(file.read_text())["message"] == "no such case"
+
+
 def test_devices_refuses_a_bad_dataset_with_one_message(phantom: Path, tmp_path: Path) -> None:
     dataset = shutil.copytree(phantom, tmp_path / "data")
     (dataset / "labelsTr" / "phantom002_frame01.nii.gz").write_bytes(b"no scribbles")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pclmix.errors import PclmixError
 from pclmix.io.files import read_table
@@ -132,6 +132,17 @@ def _from_json(text: str) -> TrainRequest:
     return TrainRequest(**content | paths)
 
 
+def _end(code: int) -> NoReturn:
+    """End at once, without the interpreter's cleanup.
+
+    In it gloo's threads may abort a rank that has lost its peers, and others would see this rank's connections close
+    long before the launcher sees its end: the launcher would report them in place of the error.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main() -> None:
     """One rank: train, and write errors for the launcher."""
     from pclmix.training.start import run_training
@@ -146,7 +157,11 @@ def main() -> None:
         # The format of torch.distributed.elastic's error files.
         content = json.dumps({"message": str(error), "timestamp": str(int(time.time()))})
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(content, encoding="utf-8")
-        sys.exit(2)
+        _end(2)
+    except SystemExit as stop:
+        if stop.code == LOST:
+            _end(LOST)
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # avoids output of exceptions at interpreter exit
 
