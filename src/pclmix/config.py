@@ -122,7 +122,6 @@ class Engine(Section):
     )
     ema: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="decay of the weight average; 0 turns it off")
     precision: Literal["32", "bf16"] = Field("32", description="bf16 runs the networks under autocast")
-    channels_last: bool = Field(True, description="memory layout of images and convolutions")
     graph: bool = Field(True, description="one CUDA graph for the whole step, on CUDA")
     log_every: Positive = Field(20, description="steps between lines of metrics.jsonl")
     save_every: Positive = Field(500, description="steps between checkpoints")
@@ -155,7 +154,6 @@ class Rounds(Section):
         "outside its stroke as inside",
     )
     augment: dict[str, Any] = Field(default_factory=dict, description="settings of augment that further rounds change")
-    optim: dict[str, Any] = Field(default_factory=dict, description="settings of optim that further rounds change")
 
     @field_validator("iterations")
     @classmethod
@@ -202,16 +200,11 @@ class Config(Section):
         """The settings of round `number`, counted from 1; further rounds have dense labels."""
         if number == 1:
             return self
-        changed = {
-            name: build(type(section), {**section.model_dump(), **changes}, f"rounds.{name}")
-            for name, section, changes in (
-                ("augment", self.augment, self.rounds.augment),
-                ("optim", self.optim, self.rounds.optim),
-            )
-        }
+        augment = build(Augment, {**self.augment.model_dump(), **self.rounds.augment}, "rounds.augment")
         engine = self.engine.model_copy(update={"iterations": self.rounds.iterations})
         data = self.data.model_copy(update={"ring_share": 0.0})
-        return self.model_copy(update={**changed, "engine": engine, "data": data, "method": "full", "params": {}})
+        update = {"augment": augment, "engine": engine, "data": data, "method": "full", "params": {}}
+        return self.model_copy(update=update)
 
 
 S = TypeVar("S", bound=BaseModel)

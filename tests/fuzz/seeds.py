@@ -196,7 +196,7 @@ def _yaml() -> None:
         shutil.copyfile(recipes / f"{name}.yaml", CORPUS / "yaml" / f"{name}.yaml")
     (CORPUS / "yaml" / "own.yaml").write_text(
         "method: pclmix\nnet: resnet18\ndata:\n  size: [64, 64]\n  intensity: window\n  window: [-100, 300]\n"
-        "rounds: {count: 2, iterations: 10, optim: {lr: 0.1}}\nhabits: {RV: [convex]}\nparams: {lambda_t: 0.5}\n"
+        "rounds: {count: 2, iterations: 10, augment: {degrees: 5}}\nhabits: {RV: [convex]}\nparams: {lambda_t: 0.5}\n"
         "deviations:\n  pce: &pce [optim.lr=0.1]\n  em: [*pce, params.weight=2]\n"
     )
 

@@ -230,7 +230,7 @@ def test_ranks_agree_on_values(phantom: Path, tmp_path: Path) -> None:
         (["rounds.count=0"], "rounds.count"),
         (["rounds.count=6", "rounds.iterations=3"], "rounds.share"),
         (["rounds.count=2", "rounds.iterations=3", "rounds.augment.pinhc=1"], "rounds.augment.*pinhc"),
-        (["rounds.count=2", "rounds.iterations=3", "rounds.optim.lr=-1"], "rounds.optim.*lr"),
+        (["rounds.count=2", "rounds.iterations=3", "rounds.augment.degrees=-1"], "rounds.augment.*degrees"),
     ],
 )
 def test_wrong_settings_are_refused(overrides: list[str], key: str) -> None:

@@ -59,8 +59,7 @@ def _rate(config: Config, channels: int, classes: int, device: torch.device) -> 
     torch.manual_seed(0)
     generator = torch.Generator(device).manual_seed(0)
     method = build_method(config, channels, classes, config.engine.batch)
-    layout = torch.channels_last if config.engine.channels_last else torch.contiguous_format
-    method.to(device, memory_format=layout).train()  # type: ignore[call-overload]
+    method.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     loss = Loss(method, config.engine.precision)
     shape = (config.engine.batch, *config.data.seen)
     image = torch.rand(shape[0], channels, *shape[1:], generator=generator, device=device)

@@ -154,8 +154,7 @@ class Gradients:
         config = self.config
         labels = self.feed.label if self.ring is None else mark_outside(self.feed.label, self.ring)
         image, labels, theta = augment(self.feed.image, labels, config.augment, self.generator)
-        if config.engine.channels_last:
-            image = image.contiguous(memory_format=torch.channels_last)
+        image = image.contiguous(memory_format=torch.channels_last)
         maps = {name: labels[:, 1 + m] for m, name in enumerate(self.feed.maps)}
         label = labels[:, 0]
         if self.mixed is not None:

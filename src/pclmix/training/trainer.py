@@ -269,8 +269,7 @@ class Trainer:
                 net = method.get_submodule(name)
                 assert isinstance(net, Segmenter)
                 load_encoder_weights(net.encoder, config.encoder.weights, len(dataset.channels))
-        layout = torch.channels_last if config.engine.channels_last else torch.contiguous_format
-        method.to(self.process.device, memory_format=layout).train()  # type: ignore[call-overload]
+        method.to(self.process.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         synchronise_batchnorm(method)
         return method
 
