@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -38,11 +39,14 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_predict_then_evaluate(call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "predictions"
     code, text = call("predict", tiny_run, phantom_dataset, out, "--fold", 1, "--device", "cpu")
-    assert (code, "2 predicted" in text) == (0, True), text
+    assert code == 0, text
+    first = {path.name: path.stat().st_mtime_ns for path in out.glob("*.nii.gz")}
+    assert len(first) == 2
     code, text = call("predict", tiny_run, phantom_dataset, out, "--device", "cpu", "--batch", 3)
     assert code == 0
-    assert "4 predicted, 2 were there already" in text
-    assert "trained on 4 of these cases" in text
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.nii.gz")}.items() > first.items()
+    assert re.search(r"\b4\b.*\b2\b", text)  # predicted and left as they were
+    assert re.search(r"trained on 4\b", text)
     code, text = call("evaluate", out, phantom_dataset, "--out", tmp_path / "scores.json")
     assert code == 0
     assert len(read_summary(tmp_path / "scores.json").cases) == 6
@@ -80,31 +84,31 @@ def test_a_bad_file_is_exit_2_at_the_end(call: Call, tiny_run: Path, phantom_dat
     (tmp_path / "in" / "phantom002_frame01_0000.nii.gz").write_bytes(b"\x1f\x8b nonsense")
     code, text = call("predict", tiny_run, tmp_path / "in", tmp_path / "out", "--device", "cpu")
     assert code == 2
-    assert "5 predicted" in text
-    assert "1 of 6 cases could not be predicted" in text
+    assert len(list((tmp_path / "out").glob("*.nii.gz"))) == 5
+    assert "1 of 6" in text
     assert "phantom002_frame01_0000.nii.gz" in text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (("{set}", "{run}", "{out}"), "set is a dataset; the model comes first"),
-        (("{set}/imagesTr/phantom001_frame01_0000.nii.gz", "{run}", "{out}"), "is an image; the model comes first"),
-        (("{set}/imagesTr", "{set}", "{out}"), "holds no checkpoint"),
-        (("{run}", "nowhere", "{out}"), "nowhere does not exist"),
-        (("{run}", "{set}", "{out}", "--fold", "9"), "fold 9 does not exist"),
-        (("{run}", "{set}", "{out}", "--device", "gpu"), "--device gpu is not known"),
-        (("{run}", "{set}", "{out}", "--batch", "0"), "--batch 0"),
-        (("{run}", "{set}/imagesTr", "{set}/../set/imagesTr"), "is INPUT itself; choose another OUT"),
+        (("{set}", "{run}", "{out}"), ("{set}", "MODEL")),
+        (("{set}/imagesTr/phantom001_frame01_0000.nii.gz", "{run}", "{out}"), ("_0000.nii.gz", "MODEL")),
+        (("{set}/imagesTr", "{set}", "{out}"), ("{set}/imagesTr", "last.ckpt")),
+        (("{run}", "nowhere", "{out}"), ("nowhere", "INPUT")),
+        (("{run}", "{set}", "{out}", "--fold", "9"), ("fold 9", "splits_final.json")),
+        (("{run}", "{set}", "{out}", "--device", "gpu"), ("--device gpu",)),
+        (("{run}", "{set}", "{out}", "--batch", "0"), ("--batch 0",)),
+        (("{run}", "{set}/imagesTr", "{set}/../set/imagesTr"), ("{set}/../set/imagesTr", "OUT")),
     ],
 )
 def test_mistakes(
-    call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+    call: Call, tiny_run: Path, phantom_dataset: Path, tmp_path: Path, arguments: tuple[str, ...], named: tuple[str]
 ) -> None:
     paths = {"run": tiny_run, "set": phantom_dataset, "out": tmp_path / "out"}
     code, text = call("predict", *(a.format(**paths) for a in arguments))
     assert code == 2
-    assert words in text
+    assert all(part.format(**paths) in text for part in named), text
     assert not (tmp_path / "out").exists()
 
 
@@ -117,7 +121,7 @@ def test_crossval(call: Call, phantom_dataset: Path, tmp_path: Path, monkeypatch
     first = (out / "fold3" / "evaluation.json").stat().st_mtime_ns
     code, text = call(*command, "--iterations", 2, "--folds", "1,3")
     assert code == 0, text
-    assert "fold 3 is done already" in text
+    assert "fold 3" in text
     assert (out / "fold3" / "evaluation.json").stat().st_mtime_ns == first
     cases = {f"phantom{p:03d}_frame{f:02d}" for p in (1, 3) for f in (1, 2)}
     for summary in (read_summary(out / "evaluation.json"), read_summary(out / "cases.csv")):
@@ -129,7 +133,7 @@ def test_crossval(call: Call, phantom_dataset: Path, tmp_path: Path, monkeypatch
     ]
     code, text = call(*command, "--iterations", 3, "--folds", "1")
     assert code == 2
-    assert "other settings" in text
+    assert "engine.iterations" in text
 
 
 def test_crossval_resumes_an_interrupted_fold(
@@ -166,14 +170,12 @@ def test_crossval_resumes_an_interrupted_fold(
     assert [entry["status"] for entry in record["earlier"]] == ["interrupted"]
 
 
-@pytest.mark.parametrize(
-    ("folds", "words"),
-    [("1-4", "folds 1 to 3"), ("0", "folds 1 to 3"), ("one", "'one' is not a fold"), ("3-1", "runs backwards")],
-)
-def test_folds_refused(call: Call, phantom_dataset: Path, tmp_path: Path, folds: str, words: str) -> None:
+@pytest.mark.parametrize(("folds", "way_out"), [("1-4", "1 to 3"), ("0", "1 to 3"), ("one", "1-5"), ("3-1", "1-3")])
+def test_folds_refused(call: Call, phantom_dataset: Path, tmp_path: Path, folds: str, way_out: str) -> None:
     code, text = call("crossval", phantom_dataset, "--out", tmp_path / "cv", "--folds", folds)
     assert code == 2
-    assert words in text
+    assert f"--folds {folds}" in text
+    assert way_out in text
     assert not (tmp_path / "cv").exists()
 
 
@@ -184,7 +186,7 @@ def test_overlapping_folds_are_refused(call: Call, phantom_dataset: Path, tmp_pa
     write_json(root / "splits_final.json", [splits[0], splits[0]])
     code, text = call("crossval", root, "--out", tmp_path / "cv")
     assert code == 2
-    assert "is tested by fold 1 and fold 2" in text
+    assert all(part in text for part in ("splits_final.json", splits[0]["val"][0], "fold 1", "fold 2"))
 
 
 def test_crossval_needs_two_patients(call: Call, phantom_dataset: Path, tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_crossval_needs_two_patients(call: Call, phantom_dataset: Path, tmp_path
     for command in (["crossval", root], ["train", root, "--fold", 1]):
         code, text = call(*command, "--out", tmp_path / "out", "--recipe", "tiny", "--device", "cpu")
         assert code == 2
-        assert "no case to train on in fold 1; `pclmix split` makes other folds" in text
+        assert all(part in text for part in (str(root), "fold 1", "`pclmix split`"))
         assert not (tmp_path / "out").exists()
 
 
@@ -209,8 +211,8 @@ def test_a_checkpoint_of_other_classes_is_refused(
     write_json(root / "dataset.json", {**content, "labels": labels, "habits": {}})
     code, text = call("predict", tiny_run, root, tmp_path / "out", "--device", "cpu")
     assert code == 2
-    assert "the model knows the classes background, RV, Myo, LV" in text
+    assert all(part in text for part in (str(root), "background, RV, Myo, LV", "background, RV, heart"))
     shutil.copytree(tiny_run, tmp_path / "run")
     code, text = call("train", root, "--out", tmp_path / "run", "--resume", "--device", "cpu")
     assert code == 2
-    assert "was trained on the classes background, RV, Myo, LV" in text
+    assert all(part in text for part in (str(root), "background, RV, Myo, LV", "background, RV, heart"))

@@ -62,14 +62,11 @@ def test_a_fully_annotated_dataset_gains_an_ignore_label(
     assert all(made.has_reference(case) for case in made.cases)
 
 
-def test_cases_without_a_mask_are_left_out(
-    phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cases_without_a_mask_are_left_out(phantom: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = tmp_path / "some"
     shutil.copytree(phantom, some)
     (some / "referenceTr" / "phantom001_frame01.nii.gz").unlink()
     assert run(monkeypatch, "scribble", some, tmp_path / "out") == 0
-    assert "1 cases without a dense mask left out" in capsys.readouterr().out
     made = Dataset.open(tmp_path / "out")
     assert len(made.cases) == made.num_training == 3
     assert made.splits()[0].test == ("phantom001_frame02",)
@@ -107,22 +104,22 @@ def test_invalid_input_gives_one_message_and_no_files(
     file = torn / "phantom001_frame01.nii.gz"
     file.write_bytes(file.read_bytes()[:300])
     before = sorted(tmp_path.iterdir())
-    for arguments, message in [
-        ((tmp_path / "nowhere", tmp_path / "out"), "nowhere does not exist"),
-        ((file, tmp_path / "out"), "is a file"),
-        ((empty, tmp_path / "out"), "holds no label files"),
-        ((bare, tmp_path / "out"), "has no dense masks"),
-        ((torn, tmp_path / "out"), "phantom001_frame01.nii.gz is truncated"),
-        ((phantom / "imagesTr", tmp_path / "out"), "is it an image"),
-        ((phantom, bare), "exists already"),
-        ((phantom, tmp_path / "out", "--kind", "pionts"), "Did you mean 'points'"),
-        ((phantom, tmp_path / "out", "--amount", "-1"), "amount is -1"),
+    for arguments, named in [
+        ((tmp_path / "nowhere", tmp_path / "out"), tmp_path / "nowhere"),
+        ((file, tmp_path / "out"), file),
+        ((empty, tmp_path / "out"), empty),
+        ((bare, tmp_path / "out"), bare / "referenceTr"),
+        ((torn, tmp_path / "out"), file),
+        ((phantom / "imagesTr", tmp_path / "out"), phantom / "imagesTr" / "phantom001_frame01_0000.nii.gz"),
+        ((phantom, bare), bare),
+        ((phantom, tmp_path / "out", "--kind", "pionts"), "'points'"),
+        ((phantom, tmp_path / "out", "--amount", "-1"), "amount"),
     ]:
         assert run(monkeypatch, "scribble", *arguments) == 2
-        assert message in capsys.readouterr().err.replace("\n", "")
+        assert str(named) in capsys.readouterr().err.replace("\n", "")
         assert sorted(tmp_path.iterdir()) == before
     assert run(monkeypatch, "phantom", bare) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert str(bare) in capsys.readouterr().err
 
 
 def test_nothing_is_drawn_outside_its_class(phantom: Path) -> None:
