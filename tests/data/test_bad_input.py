@@ -49,31 +49,32 @@ def spoil(value: float):
     return lambda path: resave(path, change)
 
 
+#: How a file is damaged, and what the message names besides the file.
 BAD_IMAGES = {
-    "missing": (Path.unlink, "does not exist|(has|have) no image|without an image"),
-    "folder": (folder_instead, "is a folder"),
-    "truncated": (cut_short, "truncated or damaged"),
-    "checksum": (wrong_checksum, "truncated or damaged"),
-    "nothing": (lambda p: p.write_bytes(b""), "empty file"),
-    "nonsense": (not_an_image, "cannot be read"),
-    "nan": (spoil(np.nan), "NaN or infinite"),
-    "infinite": (spoil(np.inf), "NaN or infinite"),
-    "4d": (lambda p: resave(p, lambda a: np.stack([a, a], -1)), "3D volume is needed"),
-    "empty": (lambda p: resave(p, lambda a: a[:, :, :0]), "is empty"),
-    "shape": (lambda p: resave(p, lambda a: a[:-1]), "shapes differ"),
-    "spacing": (lambda p: resave(p, spacing=(1.5, 1.5, 9.0)), "spacings differ"),
+    "missing": (Path.unlink, ""),
+    "folder": (folder_instead, "folder"),
+    "truncated": (cut_short, "truncated"),
+    "checksum": (wrong_checksum, "damaged"),
+    "nothing": (lambda p: p.write_bytes(b""), "empty"),
+    "nonsense": (not_an_image, ""),
+    "nan": (spoil(np.nan), "NaN"),
+    "infinite": (spoil(np.inf), "infinite"),
+    "4d": (lambda p: resave(p, lambda a: np.stack([a, a], -1)), "3D"),
+    "empty": (lambda p: resave(p, lambda a: a[:, :, :0]), "empty"),
+    "shape": (lambda p: resave(p, lambda a: a[:-1]), "shape"),
+    "spacing": (lambda p: resave(p, spacing=(1.5, 1.5, 9.0)), "spacing"),
 }
 BAD_LABELS = {
-    "missing": (Path.unlink, "does not exist|no scribble"),
-    "folder": (folder_instead, "is a folder"),
-    "truncated": (cut_short, "truncated or damaged"),
-    "range": (lambda p: resave(p, lambda a: np.where(a == 2, 9, a).astype(np.uint8)), r"label values 9\b"),
-    "negative": (lambda p: resave(p, lambda a: a.astype(np.int16) - 1), "label values -1"),
-    "fractions": (lambda p: resave(p, lambda a: a.astype(np.float32) * 0.5), "whole numbers"),
-    "nan": (spoil(np.nan), "whole numbers"),
-    "4d": (lambda p: resave(p, lambda a: np.stack([a, a], -1)), "3D volume is needed"),
-    "shape": (lambda p: resave(p, lambda a: a[:, :-1]), "shapes differ"),
-    "spacing": (lambda p: resave(p, spacing=(1.5, 1.5, 9.0)), "spacings differ"),
+    "missing": (Path.unlink, ""),
+    "folder": (folder_instead, "folder"),
+    "truncated": (cut_short, "truncated"),
+    "range": (lambda p: resave(p, lambda a: np.where(a == 2, 9, a).astype(np.uint8)), r"\b9\b"),
+    "negative": (lambda p: resave(p, lambda a: a.astype(np.int16) - 1), r"-1\b"),
+    "fractions": (lambda p: resave(p, lambda a: a.astype(np.float32) * 0.5), "whole"),
+    "nan": (spoil(np.nan), "whole"),
+    "4d": (lambda p: resave(p, lambda a: np.stack([a, a], -1)), "3D"),
+    "shape": (lambda p: resave(p, lambda a: a[:, :-1]), "shape"),
+    "spacing": (lambda p: resave(p, spacing=(1.5, 1.5, 9.0)), "spacing"),
 }
 
 
@@ -116,7 +117,7 @@ def test_import_refuses_an_image(how, acdc_tree, tmp_path, run):
     harm(acdc_tree / "patient001" / f"{CASE}.nii.gz")
     before = left_behind(tmp_path)
     if how == "folder":  # not counted as an image, so that its scribble has none
-        words = "have no image"
+        words = "scribble"
     assert_refused(run("import", "acdc", acdc_tree, tmp_path / "out"), words, CASE)
     assert left_behind(tmp_path) == before
 
@@ -128,7 +129,7 @@ def test_import_refuses_an_image(how, acdc_tree, tmp_path, run):
 def test_import_refuses_labels(kind, how, acdc_tree, tmp_path, run):
     harm, words = BAD_LABELS[how]
     if how == "folder":
-        words = "no scribble"
+        words = "scribble"
     harm(acdc_tree / "patient001" / f"{CASE}_{kind}.nii.gz")
     before = left_behind(tmp_path)
     assert_refused(run("import", "acdc", acdc_tree, tmp_path / "out"), words, f"{CASE}_{kind}")
@@ -147,18 +148,18 @@ def test_whole_numbers_stored_as_float_are_accepted(dataset, acdc_tree, tmp_path
 def test_one_case_in_two_folds(dataset, run, edit_json):
     edit_json(dataset / "splits_final.json", lambda s: s[1]["val"].append(CASE) or s[1]["train"].remove(CASE))
     result = run("check", dataset)
-    assert_refused(result, "splits_final.json", f"case '{CASE}' is in two folds, 1 and 2", "pclmix split")
+    assert_refused(result, "splits_final.json", CASE, r"\b1 and 2\b", "pclmix split")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s[0]["train"].append(CASE), f"case '{CASE}' is in 'train' and in 'val' of fold 1"),
-        (lambda s: s[0]["val"].remove(CASE) or s[0]["train"].append(CASE), "patient 'patient001' is in 'train' and"),
-        (lambda s: s[0]["val"].append(CASE), "named twice"),
-        (lambda s: s[0]["val"].append("patient009_frame01"), "names case 'patient009_frame01'"),
-        (lambda s: s[0].pop("val"), "a list of"),
-        (lambda s: s.clear(), "a list of .*`pclmix split"),
+        (lambda s: s[0]["train"].append(CASE), f"'{CASE}'.*'train'.*'val'.*fold 1"),
+        (lambda s: s[0]["val"].remove(CASE) or s[0]["train"].append(CASE), "patient 'patient001'.*'train'"),
+        (lambda s: s[0]["val"].append(CASE), CASE),
+        (lambda s: s[0]["val"].append("patient009_frame01"), "'patient009_frame01'"),
+        (lambda s: s[0].pop("val"), "val"),
+        (lambda s: s.clear(), "pclmix split"),
     ],
 )
 def test_leaking_splits_are_refused(change, words, dataset, run, edit_json):
@@ -169,16 +170,16 @@ def test_leaking_splits_are_refused(change, words, dataset, run, edit_json):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d.update(lables=d.pop("labels")), "'labels' is missing.*'lables'"),
-        (lambda d: d.update(file_ending=".nii.gzz"), r"file_ending '\.nii\.gzz' is not known"),
-        (lambda d: d["labels"].update(ignore=7), "'ignore' must be the highest label, 4"),
-        (lambda d: d["labels"].update(LV=[1, 2]), "label 'LV' is a region"),
-        (lambda d: d["labels"].update(LV="three"), "whole number"),
-        (lambda d: d.update(numTraining=5), "numTraining is 5, but 6 cases"),
-        (lambda d: d.update(channel_names=["MRI"]), "channel_names must be a table"),
-        (lambda d: d.update(patient_pattern="("), "not a regular expression"),
-        (lambda d: d.update(patient_pattern="([^_]+)_"), "has no group 'patient'"),
-        (lambda d: d.update(file_ending=".nii"), r"files ending in \.nii\.gz"),
+        (lambda d: d.update(lables=d.pop("labels")), "'labels'.*'lables'"),
+        (lambda d: d.update(file_ending=".nii.gzz"), r"file_ending '\.nii\.gzz'"),
+        (lambda d: d["labels"].update(ignore=7), r"'ignore'.*\b4\b"),
+        (lambda d: d["labels"].update(LV=[1, 2]), "'LV'"),
+        (lambda d: d["labels"].update(LV="three"), "'LV'"),
+        (lambda d: d.update(numTraining=5), r"numTraining.*\b5\b.*\b6\b"),
+        (lambda d: d.update(channel_names=["MRI"]), "channel_names"),
+        (lambda d: d.update(patient_pattern="("), "patient_pattern"),
+        (lambda d: d.update(patient_pattern="([^_]+)_"), "patient_pattern.*'patient'"),
+        (lambda d: d.update(file_ending=".nii"), r"\.nii\.gz.*file_ending"),
     ],
 )
 def test_invalid_dataset_json(change, words, dataset, run, edit_json):
@@ -192,7 +193,7 @@ def test_invalid_dataset_json(change, words, dataset, run, edit_json):
 
 def test_dataset_json_that_is_not_json(dataset, run):
     (dataset / "dataset.json").write_text('{"labels": ')
-    assert_refused(run("check", dataset), r"dataset\.json is not valid JSON")
+    assert_refused(run("check", dataset), r"dataset\.json", "JSON")
 
 
 def test_json_may_start_with_a_byte_order_mark(dataset, run):
@@ -202,9 +203,9 @@ def test_json_may_start_with_a_byte_order_mark(dataset, run):
 
 
 def test_not_a_dataset(dataset, tmp_path, run):
-    assert_refused(run("check", tmp_path / "nowhere"), "nowhere does not exist", "pclmix import")
-    assert_refused(run("check", dataset / "dataset.json"), "is a file; a dataset is a folder")
-    assert_refused(run("check", dataset / "imagesTr"), "not a dataset")
+    assert_refused(run("check", tmp_path / "nowhere"), "nowhere", "pclmix import")
+    assert_refused(run("check", dataset / "dataset.json"), r"dataset\.json", "folder")
+    assert_refused(run("check", dataset / "imagesTr"), "imagesTr", r"dataset\.json")
 
 
 def test_cases_without_any_stroke(dataset, run):
@@ -216,30 +217,30 @@ def test_cases_without_any_stroke(dataset, run):
     assert (finding["level"], finding["case"]) == ("warning", CASE)
     for path in (dataset / "labelsTr").iterdir():
         resave(path, lambda a: np.full_like(a, 4))
-    assert_refused(run("check", dataset), "no case has a stroke")
+    assert_refused(run("check", dataset), f"{re.escape(str(dataset))}:.*stroke")
 
 
 def test_output_that_exists(acdc_tree, dataset, run):
     before = {p: p.read_bytes() for p in dataset.rglob("*") if p.is_file()}
-    assert_refused(run("import", "acdc", acdc_tree, dataset), "exists already", "choose another name")
+    assert_refused(run("import", "acdc", acdc_tree, dataset), re.escape(str(dataset)))
     assert {p: p.read_bytes() for p in dataset.rglob("*") if p.is_file()} == before
 
 
 def test_output_that_cannot_be_written(acdc_tree, tmp_path, run):
     (tmp_path / "file").write_text("in the way")
     target = tmp_path / "file" / "out"
-    assert_refused(run("import", "acdc", acdc_tree, target), re.escape(str(target)), "may write to")
+    assert_refused(run("import", "acdc", acdc_tree, target), re.escape(str(target)))
     assert left_behind(tmp_path) == ["file", "tree"]
 
 
 def test_sources_that_are_not_there(acdc_tree, tmp_path, run):
     out = tmp_path / "out"
-    assert_refused(run("import", "acdc", tmp_path / "nowhere", out), "nowhere does not exist")
-    assert_refused(run("import", "acdc", acdc_tree, out, "--scribbles", tmp_path / "none"), "none does not exist")
+    assert_refused(run("import", "acdc", tmp_path / "nowhere", out), "nowhere")
+    assert_refused(run("import", "acdc", acdc_tree, out, "--scribbles", tmp_path / "none"), "none")
     single = acdc_tree / "patient001" / f"{CASE}.nii.gz"
-    assert_refused(run("import", "acdc", single, out), "is a file, a folder is needed")
-    assert_refused(run("import", "acdcc", acdc_tree, out), "unknown import kind 'acdcc'", "'acdc'")
-    assert_refused(run("import", "acdc", acdc_tree, out, "--classes", "a,b"), "--classes has no meaning")
+    assert_refused(run("import", "acdc", single, out), re.escape(single.name), "folder")
+    assert_refused(run("import", "acdcc", acdc_tree, out), "'acdcc'", "'acdc'")
+    assert_refused(run("import", "acdc", acdc_tree, out, "--classes", "a,b"), "--classes", "acdc")
     shutil.rmtree(acdc_tree)
     acdc_tree.mkdir()
     for kind in ("acdc", "wsl4mis", "folder"):
@@ -249,7 +250,7 @@ def test_sources_that_are_not_there(acdc_tree, tmp_path, run):
 
 def test_split_refuses(dataset, run):
     before = (dataset / "splits_final.json").read_bytes()
-    assert_refused(run("split", dataset, "--folds", 4), "cannot make 4 folds from 3 patients")
-    assert_refused(run("split", dataset, "--kind", "patents"), "Did you mean 'patient'")
-    assert_refused(run("split", dataset, "--kind", "acdc", "--folds", 4), "--kind acdc makes 2 folds")
+    assert_refused(run("split", dataset, "--folds", 4), r"\b4\b.*\b3\b")
+    assert_refused(run("split", dataset, "--kind", "patents"), "'patient'")
+    assert_refused(run("split", dataset, "--kind", "acdc", "--folds", 4), "--kind acdc", r"\b2\b")
     assert (dataset / "splits_final.json").read_bytes() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import nibabel as nib
 import numpy as np
@@ -45,15 +46,17 @@ def test_contradictions_are_counted_and_placed(dataset, run):
     (finding,) = content["findings"]
     assert (finding["level"], finding["case"], finding["file"]) == ("warning", CASE, f"labelsTr/{CASE}.nii.gz")
     assert finding["where"][0] == {"z": 1, "y": 4, "x": 2, "drawn": "Myo", "reference": "RV"}
-    assert "slice 1: 2 Myo on RV, slice 2: 1 background on LV" in finding["message"]
+    assert finding["where"][2] == {"z": 2, "y": 4, "x": 6, "drawn": "background", "reference": "LV"}
     assert check(Dataset.open(dataset), references=False).findings == ()
 
 
 def test_a_class_without_a_stroke_is_a_warning(dataset, run):
     edit(dataset / "labelsTr" / f"{CASE}.nii.gz", lambda a: a.__setitem__(a == 3, 4))
-    result = run("check", dataset)
+    result = run("check", dataset, "--json")
     assert result.code == 0
-    assert "no stroke of LV" in " ".join(result.out.split())
+    (finding,) = json.loads(result.out)["findings"]
+    assert (finding["level"], finding["case"]) == ("warning", CASE)
+    assert "LV" in finding["message"]
     assert [c.cases for c in check(Dataset.open(dataset)).classes] == [6, 6, 6, 5]
 
 
@@ -67,7 +70,7 @@ def test_sform_against_pixdim_is_reported_once(dataset, run):
     (finding,) = json.loads(result.out)["findings"]
     assert result.code == 0
     assert (finding["kind"], finding["level"], finding["count"]) == ("sform", "warning", 6)
-    assert "1 x 1 x 1 mm in the sform, 1.5 x 1.5 x 8 mm in pixdim" in finding["message"]
+    assert all(f"{spacing} mm" in finding["message"] for spacing in ("1 x 1 x 1", "1.5 x 1.5 x 8"))
 
 
 def test_all_bad_files_are_reported_at_once(dataset, run):
@@ -90,7 +93,7 @@ def test_all_bad_files_are_reported_at_once(dataset, run):
     assert content["errors"] == 6
     result = run("check", dataset)
     assert result.code == 2
-    assert "and 3 more errors" in result.err
+    assert sum(f["file"] in result.err for f in content["findings"]) == 3  # the others are counted
 
 
 def test_only_requested_cases_are_checked(dataset):
@@ -177,6 +180,6 @@ def test_the_table_shows_a_few_findings_of_a_kind(dataset, run, monkeypatch):
         edit(path, lambda a: a.__setitem__(a == 3, 4))
     result = run("check", dataset)
     assert result.code == 0
-    assert result.out.count("has no stroke of LV") <= 2
-    assert "and 4 more" in result.out
+    assert sum(case in result.out for case in Dataset.open(dataset).cases) == 2
+    assert re.search(r"\b4 more\b", result.out)
     assert len(json.loads(run("check", dataset, "--json").out)["findings"]) == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_folder_asks_for_ambiguous_values(tmp_path, run):
     assert Dataset.open(tmp_path / "out").labels.names == ("background", "tumour")
     result = run("import", "folder", gap, tmp_path / "doubt", "--ignore", 9, "--classes", "background=0,a=5,b=255")
     assert result.code == 0, result
-    assert "holds 9, 'nothing drawn': is --ignore right?" in result.err
+    assert re.search(r"\b9\b.*--ignore", result.err)
     for classes in ("background,background", "background=x,a", "background=255,a", "a"):
         assert run("import", "folder", gap, tmp_path / "no", "--classes", classes).code == 2
 
@@ -89,7 +90,7 @@ def test_folder_names_that_end_in_numbers_are_cases_unless_the_scribble_says_cha
     assert made.cases == ("p", "q")
     assert made.read_image("p").array.shape == (2, 1, 8, 9)
     (root / "images" / "q_0001.png").unlink()
-    with pytest.raises(PclmixError, match=r"q_0000\.png: case 'q' has the channels 0; every case needs 0 to 1"):
+    with pytest.raises(PclmixError, match=r"q_0000\.png.*'q'.*\b0 to 1\b"):
         import_dataset("folder", root, tmp_path / "no")
 
 
@@ -222,10 +223,10 @@ def test_folder_reports_unmatched_files(tmp_path):
         import_dataset("folder", root, tmp_path / "out")
     (root / "images" / "bb.png").unlink()
     (root / "images" / "a.png").unlink()
-    with pytest.raises(PclmixError, match="holds no image files"):
+    with pytest.raises(PclmixError, match=str(root / "images")):
         import_dataset("folder", root, tmp_path / "out")
     shutil.rmtree(root / "scribbles")
-    with pytest.raises(PclmixError, match="no subfolder 'scribbles'; draw some from the masks"):
+    with pytest.raises(PclmixError, match="'scribbles'"):
         import_dataset("folder", root, tmp_path / "out")
 
 

@@ -107,7 +107,8 @@ def test_acdc_skips_wrappers_4d_and_info(acdc_tree, tmp_path):
     made, notes = import_dataset("acdc", official, tmp_path / "out")
     assert len(made.cases) == 6
     assert not made.has_reference(CASE)
-    assert notes == ("2 cases of the testing folder have no scribble and were left out",)
+    (note,) = notes
+    assert note.startswith("2 cases")
 
 
 def test_acdc_scribbles_and_masks_in_other_trees(acdc_tree, tmp_path):
@@ -118,7 +119,7 @@ def test_acdc_scribbles_and_masks_in_other_trees(acdc_tree, tmp_path):
             target = tmp_path / kind / path.parent.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
             path.rename(target)
-    with pytest.raises(PclmixError, match=r"holds no scribbles.*--scribbles.*pclmix scribble"):
+    with pytest.raises(PclmixError, match=r"--scribbles.*pclmix scribble"):
         import_dataset("acdc", acdc_tree, tmp_path / "out")
     options = Options(scribbles=tmp_path / "scribble", masks=tmp_path / "gt")
     made, _ = import_dataset("acdc", acdc_tree, tmp_path / "out", options)
@@ -128,10 +129,10 @@ def test_acdc_scribbles_and_masks_in_other_trees(acdc_tree, tmp_path):
 
 def test_acdc_names_the_case_without_a_scribble(acdc_tree, tmp_path):
     (acdc_tree / "patient002" / "patient002_frame12_scribble.nii.gz").unlink()
-    with pytest.raises(PclmixError, match=r"no scribble for patient002_frame12: .*patient002_frame12\.nii\.gz"):
+    with pytest.raises(PclmixError, match=r"patient002_frame12\.nii\.gz"):
         import_dataset("acdc", acdc_tree, tmp_path / "out")
     shutil.copytree(acdc_tree / "patient001", acdc_tree / "copy" / "patient001")
-    with pytest.raises(PclmixError, match="the same frame twice"):
+    with pytest.raises(PclmixError, match=r"copy/patient001"):
         import_dataset("acdc", acdc_tree, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -200,6 +201,6 @@ def test_wsl4mis_refuses_invalid_files(tmp_path):
         with pytest.raises(PclmixError, match=f"a.h5.*{words}"):
             import_dataset("wsl4mis", source, tmp_path / "out")
     (source / "a.h5").write_bytes(b"not HDF5")
-    with pytest.raises(PclmixError, match="cannot be read as HDF5"):
+    with pytest.raises(PclmixError, match=r"a\.h5.*HDF5"):
         import_dataset("wsl4mis", source, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -117,7 +117,7 @@ def test_the_dense_mask_is_only_opened_when_asked_for(dataset: Path, cache: Path
     data = Dataset.open(dataset)
     shutil.rmtree(dataset / "referenceTr")
     open_store(data, data.cases, Settings(SIZE), cache=cache)
-    with pytest.raises(PclmixError, match=r"referenceTr.* does not exist"):
+    with pytest.raises(PclmixError, match="referenceTr"):
         open_store(data, data.cases, Settings(SIZE, source="reference"), cache=cache)
 
 
@@ -206,7 +206,7 @@ def test_full_disk_gives_one_message(dataset: Path, cache: Path, monkeypatch: py
     write = module._write
     monkeypatch.setattr(module, "_write", lambda _, array: write(Full(), array))
     data = Dataset.open(dataset)
-    with pytest.raises(PclmixError, match=rf"cannot write {cache}: No space left on device.*set PCLMIX_CACHE"):
+    with pytest.raises(PclmixError, match=rf"{cache}.*{os.strerror(errno.ENOSPC)}.*PCLMIX_CACHE"):
         open_store(data, data.cases, Settings(SIZE), cache=cache)
     assert not stores(cache)
 
