@@ -66,12 +66,12 @@ def test_custom_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("net: [", "not valid YAML"),
-        ("just words", "keys and values are needed"),
-        ("[]", "keys and values are needed"),
-        ("deviations: 3", "'deviations' must map method names"),
-        ("deviations: {pclmix: [lr]}", "'lr' is not of the form key=value"),
-        ("optm: {lr: 1}", "Did you mean 'optim'"),
+        ("net: [", "YAML"),
+        ("just words", ""),
+        ("[]", ""),
+        ("deviations: 3", "'deviations'"),
+        ("deviations: {pclmix: [lr]}", "'lr'"),
+        ("optm: {lr: 1}", "'optim'"),
         ("optim: {lr: fast}", "optim.lr='fast'"),
         ("\xff", "mine.yaml"),
     ],
@@ -88,18 +88,18 @@ def test_unreadable_recipe(tmp_path: Path, text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("optim.lrr=1", ["unknown key 'optim.lrr'", "Did you mean 'lr'?", "weight_decay"]),
-        ("engin.batch=4", ["unknown key 'engin'", "Did you mean 'engine'?"]),
-        ("lr=0.1", ["unknown key 'lr'", "Did you mean 'optim.lr'?"]),
-        ("data.batch=4", ["unknown key 'data.batch'", "Did you mean 'engine.batch'?"]),
-        ("engine.batch=0", ["engine.batch=0", "greater than or equal to 1"]),
-        ("engine.precision=16", ["engine.precision='16'", "'32' or 'bf16'"]),
+        ("optim.lrr=1", ["'optim.lrr'", "'lr'", "weight_decay"]),
+        ("engin.batch=4", ["'engin'", "'engine'"]),
+        ("lr=0.1", ["'lr'", "'optim.lr'"]),
+        ("data.batch=4", ["'data.batch'", "'engine.batch'"]),
+        ("engine.batch=0", ["engine.batch=0"]),
+        ("engine.precision=16", ["engine.precision='16'", "'32'", "'bf16'"]),
         ("data.size=[1,2,3]", ["data.size"]),
-        ("optim.lr.x=1", ["'lr' in 'optim.lr.x' is not a section"]),
-        ("optim.lr=[", ["cannot be read"]),
-        ("=3", ["not of the form key=value"]),
-        ("batch", ["not of the form key=value"]),
-        ("augment.quarter_turns=1.5", ["augment.quarter_turns=1.5", "less than or equal to 1"]),
+        ("optim.lr.x=1", ["'lr'", "'optim.lr.x'"]),
+        ("optim.lr=[", ["'optim.lr=['"]),
+        ("=3", ["'=3'", "key=value"]),
+        ("batch", ["'batch'", "key=value"]),
+        ("augment.quarter_turns=1.5", ["augment.quarter_turns=1.5"]),
     ],
 )
 def test_invalid_override(override: str, words: list[str]) -> None:
@@ -148,9 +148,9 @@ def test_a_recipe_is_a_name() -> None:
 
 
 def test_unknown_recipes_suggest_the_nearest() -> None:
-    with pytest.raises(PclmixError, match=r"unknown recipe 'papper'\. Did you mean 'paper'\?"):
+    with pytest.raises(PclmixError, match=r"'papper'.*'paper'"):
         recipe_path("papper")
-    with pytest.raises(PclmixError, match="does not exist"):
+    with pytest.raises(PclmixError, match=r"nowhere\.yaml"):
         recipe_path("nowhere.yaml")
 
 
@@ -200,15 +200,16 @@ def test_every_key_is_explained() -> None:
 
 
 def test_command_line_errors_do_not_name_the_recipe() -> None:
-    with pytest.raises(PclmixError, match=r"^command line: optim.lr='abc'"):
+    with pytest.raises(PclmixError, match=r"optim\.lr='abc'") as caught:
         load_config("tiny", None, ["optim.lr=abc"])
+    assert "tiny" not in str(caught.value)
 
 
 @pytest.mark.parametrize("deviations", ["3", "{pclmix: 3}", "{pclmix: optim.lr=1}"])
 def test_deviations_are_lists(tmp_path: Path, deviations: str) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"deviations: {deviations}", encoding="utf-8")
-    with pytest.raises(PclmixError, match="'deviations' must map method names to lists of key=value"):
+    with pytest.raises(PclmixError, match=r"mine\.yaml.*'deviations'"):
         load_config(str(recipe))
 
 

@@ -40,22 +40,22 @@ def refused(phantom: Path, tmp_path: Path, train: Train) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("overrides", "options", "words"),
     [
-        (["engine.batch=1"], {}, ["engine.batch=1", "BatchNorm needs two", "engine.batch=2"]),
-        (["engine.batch=5"], {"devices": 2}, ["cannot be split over 2 devices"]),
-        (["engine.batch=2"], {"devices": 2}, ["set engine.batch=4"]),
-        (["data.size=[60,64]"], {}, ["data.size=[60, 64]", "60x64", "multiples of 32", "64x64"]),
-        ([], {"device": "gpu"}, ["--device gpu", "auto, cpu or cuda"]),
+        (["engine.batch=1"], {}, ["engine.batch=1", "BatchNorm", "engine.batch=2"]),
+        (["engine.batch=5"], {"devices": 2}, ["engine.batch=5", "2 devices"]),
+        (["engine.batch=2"], {"devices": 2}, ["engine.batch=4"]),
+        (["data.size=[60,64]"], {}, ["data.size=[60, 64]", "32", "64x64"]),
+        ([], {"device": "gpu"}, ["--device gpu", "cpu", "cuda"]),
         ([], {"devices": 0}, ["devices=0"]),
-        ([], {"method": "pclmx"}, ["unknown method 'pclmx'", "Did you mean 'pclmix'?"]),
-        ([], {"recipe": "tny"}, ["unknown recipe 'tny'", "Did you mean 'tiny'?"]),
-        ([], {"recipe": "none.yaml"}, ["none.yaml does not exist"]),
-        (["net=resnet5"], {}, ["unknown network 'resnet5'", "Did you mean 'resnet50'?"]),
-        (["optim.lrr=1"], {}, ["unknown key 'optim.lrr'", "Did you mean 'lr'?"]),
-        (["params.queu=1"], {}, ["unknown key 'queu'", "Did you mean 'queue'?"]),
-        (["optim.lr=-1"], {}, ["optim.lr=-1", "greater than 0"]),
-        (["seed=-1"], {}, ["seed=-1", "greater than or equal to 0"]),
-        (["optim.lr"], {}, ["'optim.lr' is not of the form key=value"]),
-        ([], {"fold": 9}, ["fold 9 does not exist", "folds 1 to 3"]),
+        ([], {"method": "pclmx"}, ["'pclmx'", "'pclmix'"]),
+        ([], {"recipe": "tny"}, ["'tny'", "'tiny'"]),
+        ([], {"recipe": "none.yaml"}, ["none.yaml"]),
+        (["net=resnet5"], {}, ["'resnet5'", "'resnet50'"]),
+        (["optim.lrr=1"], {}, ["'optim.lrr'", "'lr'"]),
+        (["params.queu=1"], {}, ["'queu'", "'queue'"]),
+        (["optim.lr=-1"], {}, ["optim.lr=-1"]),
+        (["seed=-1"], {}, ["seed=-1"]),
+        (["optim.lr"], {}, ["'optim.lr'", "key=value"]),
+        ([], {"fold": 9}, ["fold 9", "1 to 3"]),
         (["encoder.weights=nowhere.pth"], {}, ["nowhere.pth"]),
     ],
 )
@@ -67,7 +67,7 @@ def test_refused(refused: Callable[..., str], overrides: list[str], options: dic
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_missing_gpu_is_refused(refused: Callable[..., str]) -> None:
-    assert "use --device cpu" in refused(device="cuda")
+    assert "--device cpu" in refused(device="cuda")
 
 
 def test_unwritable_cache_is_refused(
@@ -77,13 +77,14 @@ def test_unwritable_cache_is_refused(
     monkeypatch.setenv("PCLMIX_CACHE", str(tmp_path / "file" / "cache"))
     message = refused()
     assert str(tmp_path / "file" / "cache") in message
-    assert "PCLMIX_CACHE names another folder" in message
+    assert "PCLMIX_CACHE" in message
 
 
 def test_torchrun_and_devices_must_agree(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    assert "torchrun started 2 process(es) on each of 2 node(s)" in refused(devices=3)
+    message = refused(devices=3)
+    assert all(part in message for part in ("--devices 3", "torchrun", "--nodes"))
 
 
 def test_an_existing_run_is_refused(phantom: Path, tmp_path: Path, train: Train) -> None:
@@ -101,7 +102,9 @@ def test_class_without_strokes_is_refused(phantom: Path, tmp_path: Path, refused
         array = np.asarray(file.dataobj).copy()
         array[array == 2] = 4
         nib.save(nib.Nifti1Image(array, file.affine, file.header), path)
-    assert "no scribble of class Myo in any training case" in refused(dataset=dataset)
+    message = refused(dataset=dataset)
+    assert "Myo" in message
+    assert str(dataset) in message
 
 
 def test_an_invalid_dataset_is_refused_as_by_check(phantom: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -133,7 +136,7 @@ def test_invalid_input_exits_with_code_2(
 @pytest.mark.usefixtures("odd_methods")
 def test_nan_stops_and_keeps_the_last_good_checkpoint(phantom: Path, tmp_path: Path, train: Train) -> None:
     run = tmp_path / "run"
-    with pytest.raises(PclmixError, match=r"NaN or infinite at step 3, in: poison\. The last good checkpoint is kept"):
+    with pytest.raises(PclmixError, match=r"step 3\b.*\bpoison\b"):
         train(phantom, run, *FOUR, method="diverging")
     checkpoint = load_checkpoint(run / LAST)
     assert checkpoint.step == 2
@@ -146,7 +149,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(phantom: Path, tmp_path: P
 
 @pytest.mark.usefixtures("odd_methods")
 def test_nan_between_log_lines_is_found_at_the_next(phantom: Path, tmp_path: Path, train: Train) -> None:
-    with pytest.raises(PclmixError, match="at step 3, in: poison"):
+    with pytest.raises(PclmixError, match=r"step 3\b.*\bpoison\b"):
         train(phantom, tmp_path / "run", "engine.iterations=4", "engine.log_every=50", method="diverging")
     assert not (tmp_path / "run" / LAST).exists()
 
@@ -155,7 +158,7 @@ def test_nan_between_log_lines_is_found_at_the_next(phantom: Path, tmp_path: Pat
 def test_weights_that_are_not_finite_are_not_saved(phantom: Path, tmp_path: Path, train: Train) -> None:
     """The loss of step 3 is finite, its gradient is not: only the weights show it, and step 3 is a checkpoint."""
     run = tmp_path / "run"
-    with pytest.raises(PclmixError, match="weights are NaN or infinite after step 3"):
+    with pytest.raises(PclmixError, match=r"weights.*step 3\b"):
         train(phantom, run, "engine.iterations=4", "engine.save_every=1", method="steep")
     assert load_checkpoint(run / LAST).step == 2
 
@@ -177,7 +180,7 @@ def test_a_full_disk_leaves_the_old_checkpoints(
 ) -> None:
     for step in (1, 2):
         save_checkpoint(tmp_path, make_checkpoint(step, 100_000))
-    with full_disk(bytes_left), pytest.raises(PclmixError, match=r"cannot write .*last.ckpt"):
+    with full_disk(bytes_left), pytest.raises(PclmixError, match=r"last\.ckpt"):
         save_checkpoint(tmp_path, make_checkpoint(3, 100_000))
     assert load_checkpoint(tmp_path / LAST).step == 2
     assert load_checkpoint(tmp_path / PREVIOUS).step in (1, 2)
@@ -195,7 +198,7 @@ def test_run_resumes_after_a_full_disk(
             save_checkpoint(folder, checkpoint)
 
     monkeypatch.setattr(trainer, "save_checkpoint", filling_up)
-    with pytest.raises(PclmixError, match="free some space"):
+    with pytest.raises(PclmixError, match=r"last\.ckpt"):
         train(phantom, run, *FOUR, method="pce")
     assert load_checkpoint(run / LAST).step == 2
     assert train(phantom, run, recipe=None, resume=True)[0]
@@ -217,7 +220,7 @@ def test_out_of_memory_gives_one_message(refused: Callable[..., str], monkeypatc
 
     monkeypatch.setattr(trainer, "Feed", full)
     message = refused()
-    assert "out of memory on cpu" in message
+    assert "cpu" in message
     assert "engine.batch=4" in message
     assert "data.size=[64, 64]" in message
 
@@ -226,12 +229,11 @@ def test_missing_dense_mask_is_named(refused: Callable[..., str], phantom: Path,
     shutil.copytree(phantom, tmp_path / "data")
     (tmp_path / "data/referenceTr/phantom002_frame01.nii.gz").unlink()
     message = refused(method="full", dataset=tmp_path / "data")
-    assert "--method full trains on dense masks, and 1 of 6 cases have none" in message
-    assert "referenceTr/phantom002_frame01.nii.gz does not exist; add it" in message
+    assert all(part in message for part in ("--method full", "1 of 6", "referenceTr/phantom002_frame01.nii.gz"))
 
 
 @pytest.mark.parametrize("content", ["garbage: [", "3", ""])
 def test_damaged_run_config_is_reported(phantom: Path, tmp_path: Path, train: Train, content: str) -> None:
     (tmp_path / "config.yaml").write_text(content, encoding="utf-8")
-    with pytest.raises(PclmixError, match=r"config.yaml is damaged"):
+    with pytest.raises(PclmixError, match=r"config\.yaml"):
         train(phantom, tmp_path, resume=True, recipe=None)

@@ -72,19 +72,19 @@ def test_damaged_bytes_are_detected_or_harmless(tmp_path: Path, at: float, make_
 def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.ckpt"
     path.write_bytes(data)
-    with pytest.raises(PclmixError, match=r"x\.ckpt is not a readable checkpoint"):
+    with pytest.raises(PclmixError, match=r"x\.ckpt"):
         load_checkpoint(path)
 
 
 def test_other_content_and_versions_are_refused(tmp_path: Path, make_checkpoint: Make) -> None:
     path = tmp_path / "x.ckpt"
     torch.save({"state_dict": {}}, path)
-    with pytest.raises(PclmixError, match="is not a checkpoint of pclmix"):
+    with pytest.raises(PclmixError, match=r"x\.ckpt.*'format'"):
         load_checkpoint(path)
     torch.save({**make_checkpoint(1).to_plain(), "format": 99, "version": "7.0"}, path)
-    with pytest.raises(PclmixError, match=r"written by pclmix 7\.0 in checkpoint format 99"):
+    with pytest.raises(PclmixError, match=r"x\.ckpt.*7\.0.*format 99"):
         load_checkpoint(path)
-    with pytest.raises(PclmixError, match="does not exist"):
+    with pytest.raises(PclmixError, match=r"none\.ckpt"):
         load_checkpoint(tmp_path / "none.ckpt")
 
 
@@ -100,14 +100,14 @@ def test_newest_readable_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         older = open_model(tmp_path)
     assert older.step == 1
-    assert "trying the checkpoint before it" in caplog.text
+    assert str(tmp_path / LAST) in caplog.text
     (tmp_path / LAST).unlink()
     assert find_checkpoint(tmp_path) == tmp_path / PREVIOUS
     (tmp_path / PREVIOUS).write_bytes(b"gone")
-    with pytest.raises(PclmixError, match="no checkpoint of"):
+    with pytest.raises(PclmixError, match=re.escape(str(tmp_path / PREVIOUS))):
         load_newest(tmp_path)
     (tmp_path / PREVIOUS).unlink()
-    with pytest.raises(PclmixError, match="holds no checkpoint"):
+    with pytest.raises(PclmixError, match=re.escape(str(tmp_path))):
         find_checkpoint(tmp_path)
 
 
@@ -174,7 +174,7 @@ def test_a_missing_key_is_named(tmp_path: Path, make_checkpoint: Make, key: str)
     content = make_checkpoint(1).to_plain()
     del content[key]
     torch.save(content, tmp_path / "short.ckpt")
-    with pytest.raises(PclmixError, match=rf"short\.ckpt: key '{key}'"):
+    with pytest.raises(PclmixError, match=rf"short\.ckpt.*'{key}'"):
         load_checkpoint(tmp_path / "short.ckpt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def holder(tmp_path: Path) -> Any:
 def test_second_process_is_refused(phantom: Path, tmp_path: Path, train: Train, holder: Any) -> None:
     run = tmp_path / "run"
     for resume in (False, True):
-        with pytest.raises(PclmixError, match=rf"another process is training into {run}; wait for it"):
+        with pytest.raises(PclmixError, match=re.escape(str(run))):
             train(phantom, run, resume=resume)
     assert not run.exists()
     holder.kill()  # however it ends
@@ -90,9 +91,10 @@ def test_arguments_passed_from_python_are_validated(
 
 def test_resume_without_a_run_prints_a_note(phantom: Path, tmp_path: Path, train: Train) -> None:
     _, said = train(phantom, tmp_path / "run", "engine.iterations=1", method="pce", fold=2, resume=True)
-    assert f"{tmp_path / 'run'} holds no run: starting one, pce with recipe tiny on fold 2." in said
+    (note,) = (line for line in said.splitlines() if line.startswith(str(tmp_path / "run")))
+    assert all(part in note for part in ("pce", "tiny", "fold 2"))
     (tmp_path / "plain").touch()
-    with pytest.raises(PclmixError, match="plain is a file"):
+    with pytest.raises(PclmixError, match="plain"):
         train(phantom, tmp_path / "plain", resume=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -110,7 +111,7 @@ def test_ctrl_c_on_one_rank_stops_both_and_the_resume_is_exact(
     interrupted = {"TRACE": str(tmp_path), "INTERRUPT": "1 2"}
     assert start_two(spawn, phantom, run, *FOUR, environment=interrupted) == [(0, False), (0, True)]
     assert load_checkpoint(run / LAST).step == 3
-    with pytest.raises(PclmixError, match="resume it with --devices 2"):
+    with pytest.raises(PclmixError, match="--devices 2"):
         train(phantom, run, recipe=None, resume=True)
     assert start_two(spawn, phantom, run, recipe=None, resume=True) == [(0, True), (0, True)]
     same_run(launched[0], run)
@@ -137,7 +138,7 @@ def test_rank_stops_silently_if_its_peer_is_killed(
 def test_nan_on_one_rank_stops_both(phantom: Path, tmp_path: Path, spawn: Callable[..., Any]) -> None:
     run = tmp_path / "run"
     first, second = start_two(spawn, phantom, run, *FOUR, method="diverging")
-    assert "at step 3, in: poison" in first[1]
+    assert re.search(r"step 3\b.*\bpoison\b", first[1])
     assert second == (0, True)  # rank 0 reports the error and sets the exit code
     assert load_checkpoint(run / LAST).step == 2
 
@@ -198,8 +199,8 @@ def test_devices_starts_ranks_and_reports_a_killed_one(
     assert process.returncode == 2
     assert said.count("error:") == 1
     assert "Traceback" not in said
-    assert "process 2 of 2 (rank 1, PID " in said
-    assert "killed by SIGKILL" in said
+    assert "rank 1" in said
+    assert "SIGKILL" in said
     assert f"pclmix train {phantom} --out {run} --resume --device cpu --devices 2" in said
     again = subprocess.run([*command, "--resume", "--device", "cpu"], capture_output=True, text=True, timeout=600)
     assert again.returncode == 0, again.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -137,11 +138,11 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     (run / ".last-a1b2c3d4.ckpt").write_bytes(b"what a kill left")
     assert load_checkpoint(run / PREVIOUS).step == 9
     assert train(phantom, run, *SHORT, resume=True)[0]
-    assert f"{run / LAST} is damaged" in caplog.text
+    assert str(run / LAST) in caplog.text
     same_run(unbroken, run)
     damage(run / LAST)
     (run / PREVIOUS).write_bytes((run / PREVIOUS).read_bytes()[:1000])
-    with pytest.raises(PclmixError, match=r"no checkpoint of .* can be read"):
+    with pytest.raises(PclmixError, match=re.escape(str(run))):
         train(phantom, run, *SHORT, resume=True)
 
 
@@ -160,17 +161,17 @@ def test_resuming_a_finished_run_prints_a_note(phantom: Path, unbroken: Path, tr
     before = (unbroken / LAST).stat()
     finished, said = train(phantom, unbroken, recipe=None, resume=True)
     assert finished
-    assert "finished already: 12 steps" in said
+    assert "12 steps" in said
     assert (unbroken / LAST).stat() == before
 
 
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"overrides": ["optim.lr=0.5"]}, "optim.lr: 0.03 then, 0.5 now"),
-        ({"overrides": ["params.queue=3"]}, "params.queue: 50 then, 3 now"),
-        ({"fold": 1}, "trained on fold None"),
-        ({"recipe": "paper"}, "net: resnet10 then, resnet50 now"),
+        ({"overrides": ["optim.lr=0.5"]}, r"optim\.lr: 0\.03.*0\.5"),
+        ({"overrides": ["params.queue=3"]}, r"params\.queue: 50.*3"),
+        ({"fold": 1}, "fold"),
+        ({"recipe": "paper"}, "net: resnet10.*resnet50"),
     ],
 )
 def test_other_settings_are_refused(
@@ -191,9 +192,9 @@ def test_other_cases_are_refused(phantom: Path, unbroken: Path, tmp_path: Path, 
     content["run"]["cases"] = {"missing": list(cases), "new": list(cases[1:]), "order": list(cases)[::-1]}[change]
     torch.save(content, run / LAST)
     named = {
-        "missing": rf"on {len(cases)} cases of .*; now 1 missing \({cases[0]}\); give the dataset",
-        "new": rf"on {len(cases) - 1} cases of .*; now 1 new \({cases[0]}\)",
-        "order": "now they are in another order",
+        "missing": rf"\b{len(cases)} cases.*\b1 missing \({cases[0]}\)",
+        "new": rf"\b{len(cases) - 1} cases.*\b1 new \({cases[0]}\)",
+        "order": "order",
     }
     before = (run / LAST).read_bytes()
     with pytest.raises(PclmixError, match=named[change]):
@@ -209,10 +210,10 @@ def test_a_checkpoint_of_an_earlier_version_lacks_settings(unbroken: Path) -> No
     checkpoint = Checkpoint.from_plain(content, unbroken / LAST)
     require_same(checkpoint, config, None, unbroken)
     kept = config.model_copy(update={"engine": config.engine.model_copy(update={"keep_every": 5})})
-    with pytest.raises(PclmixError, match=r"engine\.keep_every: 0 then, 5 now"):
+    with pytest.raises(PclmixError, match=r"engine\.keep_every: 0.*5"):
         require_same(checkpoint, kept, None, unbroken)
     other = config.model_copy(update={"params": {**config.params, "lambda_t": 0.9}})
-    with pytest.raises(PclmixError, match=r"params\.lambda_t: 0\.\d+ then, 0\.9 now"):
+    with pytest.raises(PclmixError, match=r"params\.lambda_t: 0\.\d+.*0\.9"):
         require_same(checkpoint, other, None, unbroken)
 
 

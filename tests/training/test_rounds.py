@@ -126,7 +126,7 @@ def test_killed_between_the_rounds(
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
     assert train(phantom, run, recipe=None, resume=True)[0]
     same_run(two, run)
-    assert "finished already" in train(phantom, run, recipe=None, resume=True)[1]
+    assert train(phantom, run, recipe=None, resume=True)[0]
 
 
 def test_killed_after_the_last_checkpoint_of_the_last_round(

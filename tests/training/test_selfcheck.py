@@ -100,6 +100,6 @@ def test_a_wrong_kernel_is_found_and_left_out(
     break_fused(gradients, monkeypatch, value, slope)
     with caplog.at_level(logging.WARNING):
         assert named in use_plain_kernels_if_fused_disagree(gradients, 0, 0.5)
-    assert "training without them" in caplog.text
+    assert named in caplog.text
     assert kernels._switched_off == frozenset(kernels.OPERATIONS)
     assert compare_kernels(gradients, 0, 0.5) == ""

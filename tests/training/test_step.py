@@ -117,7 +117,7 @@ def test_the_first_bad_step_is_remembered(store: Store) -> None:
         step.number.fill_(number)
         values = {"loss": torch.tensor(value), "loss/a": torch.tensor(1.0), "loss/b": torch.tensor(value)}
         step._note(values)
-    with pytest.raises(Exception, match=r"at step 2, in: b\. The last good checkpoint is kept"):
+    with pytest.raises(Exception, match=r"step 2\b.*\bb\b"):
         step.require_finite()
 
 
@@ -143,5 +143,5 @@ def test_pixels_outside_the_ring_are_background_to_the_method(store: Store) -> N
 
 
 def test_methods_with_slice_state_refuse_pinch() -> None:
-    with pytest.raises(PclmixError, match=r"augment\.pinch=0\.5: s2l remembers.*set augment\.pinch=0"):
+    with pytest.raises(PclmixError, match=r"augment\.pinch=0\.5.*s2l"):
         build_method(load_config("tiny", "s2l", ["augment.pinch=0.5"]), 1, 4, 10)
