@@ -268,32 +268,32 @@ def test_reprs_are_short(predictor: TorchPredictor, volume: np.ndarray) -> None:
 @pytest.mark.parametrize("wrong", ["flips", True, None])
 def test_unknown_choices_are_refused(tiny_run: Path, predictor: TorchPredictor, volume: np.ndarray, wrong: Any) -> None:
     for call in (predictor.predict, predictor.probabilities, predictor.examine):
-        with pytest.raises(PclmixError, match=rf"tta={wrong!r}: choose none or flip"):
+        with pytest.raises(PclmixError, match=rf"tta={wrong!r}.*flip"):
             call(volume, tta=wrong)
-    with pytest.raises(PclmixError, match=rf"precision={wrong!r}: choose auto, 32 or bf16"):
+    with pytest.raises(PclmixError, match=rf"precision={wrong!r}.*bf16"):
         pclmix.load(tiny_run, precision=wrong)
 
 
 def test_models_refused(tiny_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(PclmixError, match="holds no checkpoint"):
+    with pytest.raises(PclmixError, match=LAST):
         load(tmp_path, device="cpu")
-    with pytest.raises(PclmixError, match="does not exist"):
+    with pytest.raises(PclmixError, match=r"none\.ckpt"):
         load(tmp_path / "none.ckpt", device="cpu")
-    with pytest.raises(PclmixError, match="at least one slice"):
+    with pytest.raises(PclmixError, match="--batch 0"):
         load(tiny_run, device="cpu", batch=0)
     (tmp_path / "text.ckpt").write_text("not a model")
-    with pytest.raises(PclmixError, match="not a readable checkpoint"):
+    with pytest.raises(PclmixError, match=r"text\.ckpt"):
         load(tmp_path / "text.ckpt", device="cpu")
     content = torch.load(tiny_run / LAST, weights_only=True)
     torch.save({**content, "format": 99, "version": "9.0"}, tmp_path / "newer.ckpt")
-    with pytest.raises(PclmixError, match=r"pclmix 9\.0 in checkpoint format 99"):
+    with pytest.raises(PclmixError, match=r"newer\.ckpt.*9\.0.*format 99"):
         load(tmp_path / "newer.ckpt", device="cpu")
     content["labels"]["names"].append("extra")
     torch.save(content, tmp_path / "classes.ckpt")
     with pytest.raises(PclmixError, match="5 classes"):
         load(tmp_path / "classes.ckpt", device="cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(PclmixError, match="no CUDA device"):
+        with pytest.raises(PclmixError, match="CUDA"):
             load(tiny_run, device="cuda")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import time
 from pathlib import Path
 
@@ -34,13 +36,13 @@ def test_files_appear_when_complete(tmp_path: Path) -> None:
 def fail_while_writing(target: Path) -> None:
     with atomic_path(target) as temporary:
         temporary.write_text("half")
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")
-    with pytest.raises(PclmixError, match=r"a\.txt: No space left on device; the old file, if any, is untouched"):
+    with pytest.raises(PclmixError, match=rf"a\.txt.*{os.strerror(errno.ENOSPC)}"):
         fail_while_writing(target)
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
@@ -64,7 +66,7 @@ def test_a_folder_created_meanwhile_is_kept(tmp_path: Path) -> None:
             target.mkdir()
             (target / "theirs").write_text("")
 
-    with pytest.raises(PclmixError, match="cannot write"):
+    with pytest.raises(PclmixError, match=re.escape(str(target))):
         race()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert [p.name for p in target.iterdir()] == ["theirs"]
@@ -72,10 +74,10 @@ def test_a_folder_created_meanwhile_is_kept(tmp_path: Path) -> None:
 
 def test_existing_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PclmixError, match="exists already"):
+    with pytest.raises(PclmixError, match=re.escape(str(tmp_path))):
         refuse_existing(tmp_path)
     refuse_existing(tmp_path, overwrite=True)
-    with pytest.raises(PclmixError, match="is a file where a folder"):
+    with pytest.raises(PclmixError, match="file"):
         refuse_existing(tmp_path / "file", overwrite=True)
     (tmp_path / "empty").mkdir()
     refuse_existing(tmp_path / "empty")
@@ -86,19 +88,19 @@ def test_unwritable_paths_are_refused_first(tmp_path: Path) -> None:
     for good in (tmp_path, tmp_path / "new" / "deep" / "a.json", tmp_path / "file", Path("relative") / "a"):
         require_writable(good)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    bad = {"file/a.json": "Not a directory", f"{'x' * 300}.json": "File name too long"}
+    bad = {"file/a.json": errno.ENOTDIR, f"{'x' * 300}.json": errno.ENAMETOOLONG}
     for name, reason in bad.items():
-        with pytest.raises(PclmixError, match=f"cannot write .*: {reason}; choose a folder you may write to"):
+        with pytest.raises(PclmixError, match=os.strerror(reason)):
             require_writable(tmp_path / name)
 
 
 def test_require_new_file_refuses_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     require_new_file(tmp_path / "a.json")
-    with pytest.raises(PclmixError, match="file exists already"):
+    with pytest.raises(PclmixError, match=re.escape(str(tmp_path / "file"))):
         require_new_file(tmp_path / "file")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(PclmixError, match="empty is a folder, a file is to be written"):
+    with pytest.raises(PclmixError, match=re.escape(str(tmp_path / "empty"))):
         require_new_file(tmp_path / "empty")
 
 

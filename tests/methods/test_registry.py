@@ -29,16 +29,16 @@ def test_registers_every_method() -> None:
 
 
 def test_unknown_method_suggests_the_nearest() -> None:
-    with pytest.raises(PclmixError, match="Did you mean 'trimix'"):
+    with pytest.raises(PclmixError, match="'trimix'"):
         find_method("trimx")
 
 
 def test_unknown_parameter_suggests_the_nearest() -> None:
-    with pytest.raises(PclmixError, match=r"weigth.*Did you mean 'weight'"):
+    with pytest.raises(PclmixError, match=r"weigth.*'weight'"):
         build_params(find_method("em"), {"weigth": 1.0})
 
 
 def test_pclmix_refuses_unsuitable_networks() -> None:
     method = find_method("pclmix")
-    with pytest.raises(PclmixError, match="set net= to a resnet"):
+    with pytest.raises(PclmixError, match=r"net=.*resnet"):
         method(Task("unet", 1, 4, (64, 64)), build_params(method, {}))

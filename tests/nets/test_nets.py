@@ -128,16 +128,16 @@ def test_bf16_is_close_to_float32(dual: PCLMix) -> None:
 
 
 def test_refuses_sizes_that_strides_do_not_divide() -> None:
-    with pytest.raises(PclmixError, match=r"100x64 .* multiples of 32.*128x64"):
+    with pytest.raises(PclmixError, match=r"100x64.*\b32\b.*128x64"):
         build_segmenter("resnet18", 1, 2)(torch.zeros(2, 1, 100, 64))
-    with pytest.raises(PclmixError, match=r"multiples of 16"):
+    with pytest.raises(PclmixError, match=r"40x64.*\b16\b"):
         build_segmenter("unet", 1, 2)(torch.zeros(2, 1, 40, 64))
 
 
 def test_refuses_unknown_networks() -> None:
-    with pytest.raises(PclmixError, match="Did you mean 'resnet50'"):
+    with pytest.raises(PclmixError, match="'resnet50'"):
         build_segmenter("resnet5", 1, 2)
-    with pytest.raises(PclmixError, match="set net= to a resnet"):
+    with pytest.raises(PclmixError, match=r"net=.*resnet"):
         build_pclmix("unet")
 
 
