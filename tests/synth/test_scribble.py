@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import ndimage
@@ -49,6 +49,7 @@ def islands(seed: int) -> np.ndarray:
     border=st.sampled_from([0.0, 0.3, 1.0]),
     seed=st.integers(0, 99),
 )
+@example(islands(167), "brush", 0.05, 2, 1.0, 0)  # the core of an island has two parts
 def test_every_stroke_is_inside_its_class_and_each_class_has_one(
     masks: np.ndarray, kind: str, amount: float, width: int, border: float, seed: int
 ) -> None:

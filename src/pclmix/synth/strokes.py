@@ -88,7 +88,8 @@ def zigzag(region: Mask, rng: np.random.Generator) -> Curve:
     half = float(np.abs(along).max()) / turns + 1.0
     corners = []
     for index, stop in enumerate(stops):
-        near = across[np.abs(along - stop) <= half]
+        distance = np.abs(along - stop)
+        near = across[distance <= max(half, float(distance.min()))]  # the region may have a gap at this place
         edge = near.max() if index % 2 else near.min()
         corners.append((stop, edge * rng.uniform(0.7, 1.0)))
     curve = centre + resample(np.asarray(corners), 1.0) @ axes
