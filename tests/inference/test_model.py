@@ -194,6 +194,7 @@ def test_array_shapes_give_the_same_labels() -> None:
     grey = np.repeat(colour[..., :1], 3, axis=2)  # as a grey picture saved in colour
     np.testing.assert_array_equal(made_of(Threshold()).predict(grey), expected)
     np.testing.assert_array_equal(made_of(Threshold()).predict(grey[..., 0]), expected)
+    np.testing.assert_array_equal(made_of(Threshold()).predict(grey[..., :1]), expected)
 
 
 def test_a_path_is_an_image(tmp_path: Path, predictor: TorchPredictor, phantom_dataset: Path) -> None:

@@ -265,7 +265,7 @@ def _dataset(root: Path) -> dict[str, dict[str, Any]]:
         "channels": list(dataset.channels),
         "classes": list(dataset.labels.names),
         "files": dataset.ending,
-        "folds": [f"{number}: {len(fold.train)} + {len(fold.test)}" for number, fold in enumerate(folds, start=1)],
+        "folds": [f"{n}: {len(fold.train)} train + {len(fold.test)} test" for n, fold in enumerate(folds, start=1)],
         "habits": {name: list(words) for name, words in dataset.habits.items()},
     }
     if dataset.cases:

@@ -97,7 +97,7 @@ def array_to_image(given: Any, channels: Sequence[str]) -> tuple[Array, bool]:
     grey = picture and array.shape[2] == 3 and bool((array == array[..., :1]).all())
     if count == 1 and array.ndim == 2:
         return array[None, None], True
-    if count == 1 and grey:  # three equal planes: a grey picture saved as RGB
+    if count == 1 and (grey or (picture and array.shape[2] == 1)):  # grey has three equal planes: saved as RGB
         return array[None, None, ..., 0], True
     if count == 1 and array.ndim == 3 and not picture:
         return array[None], False

@@ -279,6 +279,8 @@ def load(
     if (path / "dataset.json").is_file():
         raise PclmixError(f"{path} is a dataset; the model comes first: pclmix predict MODEL INPUT OUT")
     checkpoint = open_model(path)
+    if last and checkpoint.is_snapshot and checkpoint.config.engine.ema > 0:
+        raise PclmixError(f"{path} is a snapshot, which has the averaged weights only; load the run for the last ones")
     names = network_names(path, checkpoint, net)
     nets = [build_net(checkpoint, name, last=last) for name in names]
     about = about_model(path, checkpoint, names, last=last)

@@ -86,7 +86,7 @@ def _weaken_dataset(source: Dataset, out: Path, style: Style, seed: int, show: b
         )
         write_splits(folder, [s for s in splits if s.test])
     left = len(source.cases) - len(dense)
-    note = f" ({left} cases without a dense mask left out)" if left else ""
+    note = f" ({left} {'case' if left == 1 else 'cases'} without a dense mask left out)" if left else ""
     return len(dense), f"a complete dataset{note}; next: pclmix check {quote(str(out))}"
 
 

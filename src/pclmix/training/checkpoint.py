@@ -254,8 +254,6 @@ def save_snapshot(run: Path, checkpoint: Checkpoint, nets: Sequence[str]) -> Pat
 def trained_state(checkpoint: Checkpoint, *, last: bool = False) -> dict[str, Tensor]:
     """The weights for prediction: the average if there is one, unless `last`."""
     decay = checkpoint.config.engine.ema
-    if last and checkpoint.is_snapshot and decay > 0:
-        raise PclmixError("a snapshot holds averaged weights alone; ask the run itself for the last ones")
     average = {} if last or checkpoint.average is None else checkpoint.average.weights(decay)
     return {**checkpoint.method, **average}
 
