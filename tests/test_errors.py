@@ -35,7 +35,7 @@ BOMB = "\n".join(["a: &a [x, x, x, x, x, x, x, x, x]", *(f"{b}: &{b} [{', '.join
     ids=["aliases", "cycle", "levels", "open", "month", "digits", "float", "key", "bool", "int", "long", "object"],
 )  # fmt: skip
 def test_yaml_is_refused_with_one_short_message(text: str) -> None:
-    with pytest.raises(PclmixError, match=r"^here\.yaml is not valid YAML") as caught:
+    with pytest.raises(PclmixError, match=r"^here\.yaml\b") as caught:
         read_yaml(text, "here.yaml")
     assert len(str(caught.value)) < 3000
 
@@ -52,6 +52,6 @@ class Known:
 )
 def test_own_files_are_checked(content: object, key: str) -> None:
     assert checked(Known, {"step": 1, "cases": ["a"]}, "a.json") == Known(1, ["a"])
-    with pytest.raises(PclmixError, match=r"^a\.json is damaged") as caught:
+    with pytest.raises(PclmixError, match=r"^a\.json\b") as caught:
         checked(Known, content, "a.json")
     assert key in str(caught.value)

@@ -67,9 +67,9 @@ def test_bundle_metadata(bundle: Path) -> None:
 
 def test_invalid_exports_are_refused(bundle: Path, lively_model: Path, tmp_path: Path) -> None:
     for words, *arguments in (
-        ("exists already", str(bundle)),
-        ("without an ending", str(tmp_path / "a.onnx")),
-        ("for ONNX files", str(tmp_path / "a"), "--precision", "int8"),
+        (str(bundle), str(bundle)),
+        ("a.onnx", str(tmp_path / "a.onnx")),
+        ("--precision int8", str(tmp_path / "a"), "--precision", "int8"),
     ):
         done = CliRunner().invoke(app, ["export", str(lively_model), *arguments, "--format", "bundle"])
         assert isinstance(done.exception, PclmixError)
