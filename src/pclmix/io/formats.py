@@ -55,7 +55,8 @@ def read_nifti(path: Path, content: bytes | None = None) -> tuple[Array, tuple[f
     x, y, z = shape
     array = raw.view(stored).reshape(1, z, y, x)  # stored (X, Y, Z) with X fastest: the transpose without a copy
     if scaled:
-        array = array * np.float64(slope) + np.float64(inter)
+        array = array * np.float64(slope)
+        array += np.float64(inter)
     if not np.isfinite(header.get_best_affine()).all():  # raises if the header has no valid affine
         raise PclmixError(f"{path}: the position of its voxels (sform or qform) is not finite; correct its header")
     return array, _spacing(path, header), header
@@ -267,9 +268,24 @@ def _read_plain(path: Path, content: bytes | None) -> Array:
         require_size(path, _plain_bytes(image))
         if image.format == "JPEG" and image.getexif().get(_ORIENTATION, 1) != 1:
             raise PclmixError(f"{path} says in its EXIF data that it is to be turned; save it upright")
-        # Transparency is dropped; a palette holds label numbers (so label tools write them): its indices are kept.
-        plain = {"RGBA": "RGB", "CMYK": "RGB", "LA": "L"}
-        return np.asarray(image.convert(plain[image.mode]) if image.mode in plain else image)
+        return _plain_array(image)
+
+
+def _plain_array(image: Any) -> Array:
+    """The pixels, a few rows at a time: converting the whole picture would take twice the memory."""
+    # Transparency is dropped; a palette holds label numbers (so label tools write them): its indices are kept.
+    mode = {"RGBA": "RGB", "CMYK": "RGB", "LA": "L"}.get(image.mode, image.mode)
+    rows = max(1, _CHUNK // (16 * max(1, image.width)))
+    array = None
+    for top in range(0, image.height, rows):
+        part = image.crop((0, top, image.width, min(top + rows, image.height)))
+        pixels = np.asarray(part if part.mode == mode else part.convert(mode))
+        if array is None:
+            array = np.empty((image.height, *pixels.shape[1:]), pixels.dtype)
+        array[top : top + len(pixels)] = pixels
+    if array is None:
+        raise ValueError("it has no rows")
+    return array
 
 
 def _open_tiff(path: Path, content: bytes | None = None) -> Any:
