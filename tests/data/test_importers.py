@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from pclmix.data.check import check
 from pclmix.data.dataset import Dataset
 from pclmix.data.importers import IMPORTERS, Options, import_dataset
+from pclmix.data.importers.wsl4mis import read_volume
 from pclmix.errors import PclmixError
 from pclmix.labels import IGNORE
 
@@ -153,6 +155,56 @@ def write_h5(path: Path, **arrays: np.ndarray) -> None:
     with h5py.File(path, "w") as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=array, compression="gzip")
+
+
+def _link(file: Any, other: Path) -> None:
+    import h5py
+
+    file["image"] = h5py.ExternalLink(str(other), "x")
+
+
+def _raw(file: Any, other: Path) -> None:
+    file.create_dataset("image", (2, 4, 4), np.uint8, external=[(str(other), 0, 32)])
+
+
+def _virtual(file: Any, other: Path) -> None:
+    import h5py
+
+    layout = h5py.VirtualLayout((2, 4, 4), np.uint8)
+    layout[:] = h5py.VirtualSource(str(other), "x", (2, 4, 4))
+    file.create_virtual_dataset("image", layout)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(_link, "is a link"), (_raw, "in another file"), (_virtual, "in another file")]
+)
+def test_wsl4mis_reads_no_other_file(make: Any, reason: str, tmp_path: Path) -> None:
+    import h5py
+
+    other, path = tmp_path / "secret.h5", tmp_path / "case.h5"
+    write_h5(other, x=np.full((2, 4, 4), 77, np.uint8))
+    with h5py.File(path, "w") as file:
+        make(file, other)
+        file["scribble"] = np.full((2, 4, 4), 4, np.uint8)
+    with h5py.File(path) as file:
+        assert file["image"].shape == (2, 4, 4)  # HDF5 itself opens the other file
+    with pytest.raises(PclmixError, match=rf"case\.h5: 'image' .*{reason}"):
+        read_volume(path)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.full((2, 4, 4), b"a"),
+        np.zeros((2, 4, 4), np.complex64),
+        np.zeros((2, 4, 4), [("a", np.float32)]),
+    ],
+    ids=["text", "complex", "records"],
+)
+def test_wsl4mis_reads_numbers_only(image: np.ndarray, tmp_path: Path) -> None:
+    write_h5(tmp_path / "case.h5", image=image, scribble=np.full((2, 4, 4), 4, np.uint8))
+    with pytest.raises(PclmixError, match=r"case\.h5: 'image' must be an array of numbers"):
+        read_volume(tmp_path / "case.h5")
 
 
 def test_wsl4mis_volumes(acdc_tree, tmp_path, run):

@@ -81,13 +81,23 @@ def _write(
 
 
 def read_volume(path: Path) -> dict[str, Array]:
-    """image in its own type, scribble and (if present) label as whole numbers, all (Z, H, W)."""
+    """image in its own type, scribble and (if present) label as whole numbers, all (Z, H, W).
+
+    HDF5 can refer to other files; those are not read.
+    """
     h5py = need_extra("h5py", "hdf5", f"{path}: reading HDF5")
     try:
         with h5py.File(path, "r") as file:
             found = [name for name in ("image", "scribble", "label") if name in file]
             for name in found:
-                require_size(path, int(file[name].size) * file[name].dtype.itemsize)
+                if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+                    raise PclmixError(f"{path}: '{name}' is a link; store the values in the file itself")
+                data = file[name]
+                if not isinstance(data, h5py.Dataset) or data.dtype.kind not in "biuf" or data.size is None:
+                    raise PclmixError(f"{path}: '{name}' must be an array of numbers; export the volume again")
+                if data.is_virtual or data.external:
+                    raise PclmixError(f"{path}: '{name}' has its values in another file; store them in the file itself")
+                require_size(path, int(data.size) * data.dtype.itemsize)
             arrays: dict[str, Any] = {name: np.asarray(file[name]) for name in found}
     except PclmixError:
         raise
@@ -108,5 +118,6 @@ def read_volume(path: Path) -> dict[str, Array]:
             raise PclmixError(f"{path}: {name} is {arrays[name].shape} but image is {image.shape} (Z, H, W)")
         if not np.isfinite(arrays[name]).all() or not (arrays[name] == np.round(arrays[name])).all():
             raise PclmixError(f"{path}: {name} must hold whole numbers; this one holds fractions")
-        arrays[name] = arrays[name].astype(np.int64)
+        if arrays[name].dtype.kind not in "iu":
+            arrays[name] = arrays[name].astype(np.int64)
     return arrays
