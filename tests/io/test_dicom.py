@@ -12,7 +12,7 @@ import numpy as np
 import pydicom
 import pytest
 from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage, generate_uid
+from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, MRImageStorage, generate_uid
 from typer.testing import CliRunner
 
 from pclmix.cli import app
@@ -122,6 +122,18 @@ def test_unsuitable_series_are_refused(tmp_path: Path) -> None:
     attempt("has no ImagePositionPatient", tmp_path / "lost")
     (tmp_path / "none").mkdir()
     attempt("holds no DICOM", tmp_path / "none")
+
+
+def test_deflated_files_are_refused_before_they_are_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 800 kB took 2.5 GB."""
+    make_series(tmp_path / "s", 1)
+    (path,) = (tmp_path / "s").iterdir()
+    slice_ = pydicom.dcmread(path)
+    slice_.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    slice_.save_as(path)
+    monkeypatch.setattr(pydicom, "dcmread", lambda *_, **__: pytest.fail("inflated"))
+    with pytest.raises(PclmixError, match=rf"{path.name}: deflated DICOM is not supported"):
+        dicom.read_series(tmp_path / "s")
 
 
 def test_prediction_from_a_series(tmp_path: Path, lively_model: Path) -> None:

@@ -18,6 +18,7 @@ from pclmix.io.volume import Geometry, ending_of, write_image
 from pclmix.labels import Labels
 
 ENDING = ".seg.dcm"
+_DEFLATED = "1.2.840.10008.1.2.1.99"  # the transfer syntax
 #: Attributes that give the position of a slice, with their lengths.
 _PLACE = {"ImageOrientationPatient": 6, "ImagePositionPatient": 3, "PixelSpacing": 2, "Rows": 1, "Columns": 1}
 
@@ -53,12 +54,23 @@ def read_series(folder: Path) -> Series:
         raise PclmixError(f"{folder} cannot be read as a DICOM series: {error}; export it again") from error
 
 
+def require_plain(path: Path) -> None:
+    """Refuse a deflated file: inflated as a whole, a small one could fill the memory before its header is known."""
+    from pydicom.filereader import read_file_meta_info
+
+    if str(read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
+        raise PclmixError("deflated DICOM is not supported; export it uncompressed")
+
+
 def _read_series(folder: Path) -> Series:
     pydicom = need_extra("pydicom", "dicom", f"{folder}: reading DICOM")
     found = []
     for path in sorted(p for p in folder.iterdir() if p.is_file() and _is_dicom(p)):
         try:
+            require_plain(path)
             found.append((path, pydicom.dcmread(path)))
+        except PclmixError as error:
+            raise PclmixError(f"{path}: {error}") from None
         except Exception as error:  # pydicom raises many types of errors for damaged files
             raise PclmixError(f"{path} cannot be read as DICOM: {error}; copy it again from its source") from error
     if not found:

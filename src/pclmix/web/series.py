@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from pclmix.errors import PclmixError
-from pclmix.io.dicom import convert_series
+from pclmix.io.dicom import convert_series, require_plain
 
 NEEDED = (
     "DICOM needs the extra 'dicom': pip install '.[dicom]' in a clone of pclmix, or pip install pydicom highdicom; "
     "then start the workbench again"
 )
 MAGIC_END = 132  #: the magic DICM ends at this byte
-_DEFLATED = "1.2.840.10008.1.2.1.99"
 _LONGEST = 80
 _WORD = re.compile(r"[^A-Za-z0-9-]+")
 
@@ -115,15 +114,12 @@ def names(series: Sequence[Found]) -> list[str]:
 def _sort(files: Sequence[Dropped], notes: list[str]) -> list[Found]:
     """Files grouped by series, ordered by folder; files without pixels are skipped."""
     import pydicom
-    from pydicom.filereader import read_file_meta_info
 
     found: dict[str, Found] = {}
     bad: list[str] = []
     for file in sorted(files, key=lambda f: (f.folders, f.name)):
         try:
-            # Deflated as a whole, a small file could fill the memory before its header is known.
-            if str(read_file_meta_info(file.path).get("TransferSyntaxUID", "")) == _DEFLATED:
-                raise PclmixError("deflated DICOM is not supported; export it uncompressed")
+            require_plain(file.path)
             head = pydicom.dcmread(file.path, stop_before_pixels=True)
             uid, size = str(head.get("SeriesInstanceUID", "")), _pixel_bytes(head)
             if not uid and "DirectoryRecordSequence" not in head:
