@@ -182,6 +182,7 @@ def test_cases_without_strokes_are_left_out(page):
         ("train", {"recipe": "../../etc/passwd"}, 400),
         ("train", {"recipe": "/tmp/x.yaml"}, 400),
         ("train", {"minutes": -1}, 422),
+        ("train", {"minutes": True}, 422),
         ("predict", {"run": "../x", "cases": ["case1"]}, 404),
         ("predict", {"run": "20200101-000000", "cases": ["case1"]}, 404),
         ("resume", {"id": "../../x"}, 404),

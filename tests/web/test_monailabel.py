@@ -266,10 +266,11 @@ NRRD = (
         (NRRD % (b"bzip2", b"") + b"BZh9", 400),
         (NRRD.replace(b"10 12 4", b"99999 99999 99999") % (b"raw", b""), 400),
         (NRRD.replace(b"space: left-posterior-superior\n", b"") % (b"raw", b"") + bytes(480), 400),
+        (NRRD % (b"raw", b"Segment0_Name:=RV\nSegment0_LabelValue:=" + b"9" * 5000 + b"\n") + bytes(480), 400),
         (b"NRRD0004\n", 400),
         (b"", 400),
     ],
-    ids=["good", "cut", "another file", "bzip2", "huge", "no space", "no header", "empty"],
+    ids=["good", "cut", "another file", "bzip2", "huge", "no space", "digits", "no header", "empty"],
 )
 def test_nrrd_files(monai, tmp_path, content, status):
     (tmp_path / "label.nrrd").write_bytes(content)
@@ -278,6 +279,22 @@ def test_nrrd_files(monai, tmp_path, content, status):
     assert b"root:" not in answer.content
     if status == 200:
         assert labels_of(monai.root, "case1")[3, 11, 9] == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        # Not even gzip: what does not have the size of the image is not unpacked.
+        (NRRD.replace(b"10 12 4", b"900 900 900") % (b"gzip", b"") + b"\0", "another grid than its image"),
+        (b"NRRD0004\n#" + b" " * (2 << 20), "header is longer than 1 MiB"),
+    ],
+    ids=["voxels", "header"],
+)
+def test_size_of_nrrd_files_is_limited_before_reading(monai, tmp_path, content, reason):
+    (tmp_path / "label.nrrd").write_bytes(content)
+    answer = send(monai, tmp_path / "label.nrrd")
+    assert answer.status_code == 400
+    assert reason in answer.json()["error"]
 
 
 def test_interface_is_off_by_default(page):

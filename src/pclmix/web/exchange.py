@@ -123,7 +123,7 @@ class Exchange:
         """Start training. 3D Slicer sends choices as lists with the selected one first."""
         chosen = {key: value[0] if isinstance(value, list) and value else value for key, value in params.items()}
         minutes = chosen.get("minutes") or None
-        if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= 10_000):
+        if minutes is not None and not (type(minutes) in (int, float) and 0 < minutes <= 10_000):
             raise PclmixError(
                 "minutes must be a number above 0 and at most 10000; 0 or nothing means the duration of the recipe"
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from pclmix.labels import IGNORE, IntArray, Labels
 Array = npt.NDArray[Any]
 #: Segment name in files: the module of 3D Slicer drops segments named `background` in lower case.
 BACKGROUND = "Background"
+_OTHER_GRID = "has another grid than its image; export it with the image as reference geometry"
+_HEADER = 1 << 20  # bytes of an NRRD header
 _TOLERANCE = 0.05  # voxels by which grids may differ, since headers are rounded
 _TYPES = {
     "uchar": "u1", "unsigned char": "u1", "uint8": "u1", "uint8_t": "u1", "signed char": "i1", "int8": "i1",
@@ -86,7 +88,7 @@ def read_upload(path: Path, geometry: Geometry, most: int) -> tuple[Array, list[
     Reads NIfTI and NRRD. Permuted or reversed axes are reordered; any other grid is refused.
     """
     if path.name.lower().endswith(".nrrd"):
-        voxels, affine, named = _read_nrrd(path, most)
+        voxels, affine, named = _read_nrrd(path, most, geometry.shape)
     elif ending_of(path).startswith(".nii"):
         array, own = read_labels(path)
         voxels, affine, named = array.transpose(2, 1, 0), own.affine, []
@@ -98,7 +100,7 @@ def read_upload(path: Path, geometry: Geometry, most: int) -> tuple[Array, list[
         turned = _turned(voxels, affine, grid, geometry.shape[::-1])
         if turned is not None:
             return np.ascontiguousarray(turned.transpose(2, 1, 0)), named
-    raise PclmixError("the label has another grid than its image; export it with the image as reference geometry")
+    raise PclmixError(f"the label {_OTHER_GRID}")
 
 
 def _turned(voxels: Array, affine: Array, grid: Array, shape: tuple[int, ...]) -> Array | None:
@@ -127,13 +129,19 @@ def _turned(voxels: Array, affine: Array, grid: Array, shape: tuple[int, ...]) -
     return turned if off <= _TOLERANCE * max(1.0, max(shape) / 100) else None
 
 
-def _read_nrrd(path: Path, most: int) -> tuple[Array, Array, list[tuple[str, int]]]:
-    """Voxels (X, Y, Z), voxel-to-RAS affine, segments. External data files are not followed."""
+def _read_nrrd(path: Path, most: int, shape: tuple[int, ...]) -> tuple[Array, Array, list[tuple[str, int]]]:
+    """Voxels (X, Y, Z), voxel-to-RAS affine, segments. External data files are not followed.
+
+    Voxels are read only if there are as many as in `shape`, in any order of the axes: a small file can hold gigabytes.
+    """
     import nrrd
 
     try:
         with path.open("rb") as file:
+            if not _has_short_header(file):
+                raise ValueError(f"its header is longer than {_HEADER >> 20} MiB")
             header = nrrd.read_header(file)
+            segments = _segments(header)
             body = file.read(most + 1)
     except Exception as error:  # pynrrd raises arbitrary exceptions on damaged headers
         raise PclmixError(f"{path.name} cannot be read as NRRD: {error}; export it again") from error
@@ -143,6 +151,8 @@ def _read_nrrd(path: Path, most: int) -> tuple[Array, Array, list[tuple[str, int
     kind = _TYPES.get(str(header.get("type")))
     if len(sizes) != 3 or min(sizes) < 1 or kind is None:
         raise PclmixError(f"{path.name}: needs a single 3-D layer of integers; export without overlapping segments")
+    if sorted(sizes) != sorted(shape):
+        raise PclmixError(f"{path.name} {_OTHER_GRID}")
     dtype = np.dtype(kind).newbyteorder(">" if header.get("endian") == "big" else "<")
     size = int(np.prod(sizes, dtype=object)) * dtype.itemsize
     if size > most or len(body) > most:
@@ -154,7 +164,7 @@ def _read_nrrd(path: Path, most: int) -> tuple[Array, Array, list[tuple[str, int
             raise PclmixError(
                 f"{path.name} is truncated or not in raw or gzip encoding ({encoding[:20]}); export it again"
             )
-        voxels = np.frombuffer(data, dtype, size // dtype.itemsize).reshape(sizes, order="F").astype(np.int64)
+        voxels = np.frombuffer(data, dtype, size // dtype.itemsize).reshape(sizes, order="F")
         affine = np.eye(4)
         affine[:3, :3] = np.array(header["space directions"], float).T
         affine[:3, 3] = np.array(header["space origin"], float)
@@ -165,7 +175,14 @@ def _read_nrrd(path: Path, most: int) -> tuple[Array, Array, list[tuple[str, int
         affine = np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
     elif space not in ("right-anterior-superior", "ras"):
         raise PclmixError(f"{path.name}: the space '{space[:40]}' is not supported; use left-posterior-superior")
-    return voxels, affine, _segments(header)
+    return voxels, affine, segments
+
+
+def _has_short_header(file: IO[bytes]) -> bool:
+    """Whether the header, which ends with an empty line, has at most `_HEADER` bytes."""
+    start = file.read(_HEADER)
+    file.seek(0)
+    return len(start) < _HEADER or b"\n\n" in start or b"\r\n\r\n" in start
 
 
 def _segments(header: dict[str, Any]) -> list[tuple[str, int]]:

@@ -51,7 +51,7 @@ class Restore(BaseModel):
 class Train(BaseModel):
     method: str = Field("pclmix", max_length=60)
     recipe: str = Field("plan", max_length=60)
-    minutes: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = None
+    minutes: Annotated[float, Field(strict=True, gt=0, le=10_000, allow_inf_nan=False)] | None = None
     then: Names = Field(default_factory=list)
     warm: Annotated[bool, Field(strict=True)] = True  # start from the last model
 
