@@ -133,6 +133,14 @@ def test_weights_of_another_class_count_are_refused(unbroken: Path) -> None:
         build_net(checkpoint)
 
 
+def test_whole_numbers_are_no_weights(unbroken: Path) -> None:
+    """They would be converted to floats: the network would run, and predict nonsense."""
+    checkpoint = load_checkpoint(unbroken / LAST)
+    whole = {name: tensor.to(torch.int8) for name, tensor in checkpoint.method.items()}
+    with pytest.raises(PclmixError, match="is of type int8"):
+        build_net(checkpoint.model_copy(update={"method": whole, "average": None}))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [
@@ -155,7 +163,11 @@ def test_weights_of_another_class_count_are_refused(unbroken: Path) -> None:
         ("method", {"w": [1.0]}, "method.w"),
         ("method", {"w": torch.tensor([1.0, torch.nan])}, "method.w"),
         ("average", {"steps": 1, "sum": {"w": torch.tensor([torch.inf])}}, "average.sum.w"),
+        ("method", {"w": torch.zeros(3, device="meta")}, "method.w"),
+        ("method", {"w": torch.eye(3).to_sparse()}, "method.w"),
+        ("method", {"w": torch.zeros(3, dtype=torch.complex64)}, "method.w"),
         ("average", {"steps": 1.5, "sum": {}}, "average.steps"),
+        ("average", {"steps": 10**400, "sum": {}}, "average.steps"),
         ("random", [{"own": 3}], "random.0.own"),
         ("more", 1, "more"),
     ],

@@ -26,7 +26,7 @@ from pclmix.nets.segmenter import Segmenter, build_segmenter
 
 FORMAT = 2
 LAST, PREVIOUS, SNAPSHOTS = "last.ckpt", "previous.ckpt", "snapshots"
-Count = Annotated[int, Strict(), Field(ge=0)]
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Millimetres = tuple[Positive, Positive, Positive]  #: along Z, H, W
 M = TypeVar("M", bound=nn.Module)
@@ -144,13 +144,15 @@ class Checkpoint(_Part):
         if not content["config"]:
             raise PclmixError(f"{path}: key 'config' is empty; train again or use another")
         average = () if checkpoint.average is None else checkpoint.average.sum.items()
-        _require_finite(path, "method", checkpoint.method.items())
-        _require_finite(path, "average.sum", average)
+        _require_usable(path, "method", checkpoint.method.items())
+        _require_usable(path, "average.sum", average)
         return checkpoint
 
 
-def _require_finite(path: Path, key: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def _require_usable(path: Path, key: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
+        if tensor.is_meta or tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
+            raise PclmixError(f"{path}: key '{key}.{name}' is no array of real numbers; train again or use another")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise PclmixError(f"{path}: key '{key}.{name}' holds NaN or infinity; train again or use another")
 
@@ -273,7 +275,11 @@ def build_net(checkpoint: Checkpoint, name: str = "net", *, last: bool = False) 
 
 def load_weights(net: M, state: dict[str, Tensor], checkpoint: Checkpoint) -> M:
     """Load the weights of a checkpoint into a matching network, in evaluation mode."""
+    kinds = {name: tensor.is_floating_point() for name, tensor in net.state_dict().items()}
     try:
+        for name, tensor in state.items():
+            if tensor.is_floating_point() != kinds.get(name, tensor.is_floating_point()):
+                raise RuntimeError(f"{name} is of type {tensor.dtype}".replace("torch.", ""))  # would be converted
         net.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
