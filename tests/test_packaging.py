@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -65,6 +66,7 @@ LEFT = (
     "src/pclmix/config.py~",
     "src/pclmix/web/static/node_modules/x.js",
     "recipes/.mine.yaml.swp",
+    "recipes/mine.yaml",
     "heart.onnx",
     "runtime/heart.onnx",
     "runtime/out/a.nii.gz",
@@ -84,6 +86,14 @@ def test_a_used_clone_gives_the_same_small_sdist(clean: Path, sdist: Path, tmp_p
     assert sdist.stat().st_size < LARGEST
     runtime, other = (build(one / "runtime", "sdist", tmp_path / f"runtime-{one.name}") for one in (clean, used))
     assert other.read_bytes() == runtime.read_bytes()
+
+
+def test_each_recipe_of_the_clone_is_packed(clean: Path) -> None:
+    """pyproject.toml names them, so that a user's own recipe beside them is not packed."""
+    listed = subprocess.run(["git", "ls-files", "recipes"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = tomllib.loads((clean / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    assert set(targets["wheel"]["force-include"]) == set(listed.stdout.split())
+    assert set(listed.stdout.split()) < set(targets["sdist"]["only-include"])
 
 
 def test_the_runtime_s_wheel_is_the_same_from_its_sdist(clean: Path, tmp_path: Path) -> None:
