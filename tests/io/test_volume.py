@@ -161,3 +161,16 @@ def test_transparency_is_dropped(tmp_path: Path, mode: str, channels: int) -> No
     array = read_image(tmp_path / "picture.png").array
     assert array.shape == (channels, 1, 6, 8)
     assert (array == grey).all()
+
+
+@pytest.mark.parametrize("ending", [".png", ".bmp"])
+def test_palette_holds_colours_in_images_and_classes_in_labels(tmp_path: Path, ending: str) -> None:
+    indices = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    colours = np.random.default_rng(0).integers(0, 256, (256, 3), dtype=np.uint8)
+    for name, palette in (("colour", colours), ("grey", np.repeat(colours[:, :1], 3, axis=1))):
+        picture = Image.fromarray(indices)
+        picture.putpalette(palette.tobytes())
+        picture.save(tmp_path / f"{name}{ending}")
+        assert (read_labels(tmp_path / f"{name}{ending}")[0] == indices).all()
+    assert (read_image(tmp_path / f"colour{ending}").array[:, 0] == np.moveaxis(colours[indices], -1, 0)).all()
+    assert (read_image(tmp_path / f"grey{ending}").array[:, 0] == colours[indices][..., 0]).all()

@@ -21,9 +21,10 @@ from pclmix.data.dataset import Dataset
 from pclmix.web.workspace import make_dataset, training
 
 
-def png(shape: tuple[int, ...], dtype: type = np.uint8) -> bytes:
+def png(shape: tuple[int, ...], dtype: type = np.uint8, palette: bool = False) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 200, shape).astype(dtype)).save(buffer, "PNG")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 200, shape).astype(dtype))
+    (picture.quantize(16) if palette else picture).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -77,10 +78,11 @@ def test_thumbnail_orientation(code, serve, tmp_path, affine_of):
     [
         ("a.png", png((20, 30)), ".png", ("image",)),
         ("a.png", png((20, 30, 3)), ".png", ("red", "green", "blue")),
+        ("a.png", png((20, 30, 3), palette=True), ".png", ("red", "green", "blue")),
         ("a.nii", nib.Nifti1Image(np.zeros((4, 5, 6), np.int16), np.eye(4)).to_bytes(), ".nii.gz", ("image",)),
         ("a.zip", zipped({f"a_000{c}.png": png((20, 30)) for c in range(2)}), ".png", ("image 0", "image 1")),
     ],
-    ids=["grey", "colour", "volume", "two channels"],
+    ids=["grey", "colour", "palette", "volume", "two channels"],
 )
 def test_first_image_sets_ending_and_channels(serve, tmp_path, name, content, ending, channels):
     make_dataset(tmp_path / "set", ["one"])

@@ -302,9 +302,11 @@ def read_channels(paths: Sequence[Path], count: int, read: Callable[[Path], Volu
     if array.shape[0] == 3 and count == 1 and bool((array == array[:1]).all()):
         array = array[:1]  # a grey picture saved as RGB
     if array.shape[0] != count:
-        colours = "; a colour picture has three: save it as grey" if (array.shape[0], count) == (3, 1) else ""
+        way_out = "; a colour picture has three: save it as grey" if (array.shape[0], count) == (3, 1) else ""
+        if (array.shape[0], count) == (1, 3) and len(paths) == 1 and volumes[0].geometry.header is None:
+            way_out = "; a grey picture has one: save it as RGB"
         raise ChannelError(
-            f"{paths[0]}: {array.shape[0]} channel{'s' * (array.shape[0] > 1)} found, {count} needed{colours}"
+            f"{paths[0]}: {array.shape[0]} channel{'s' * (array.shape[0] > 1)} found, {count} needed{way_out}"
         )
     return Volume(array, volumes[0].geometry)
 

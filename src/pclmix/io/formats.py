@@ -28,6 +28,7 @@ Array = npt.NDArray[Any]
 
 _UNITS_IN_MM = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}
 _CHUNK = 4 << 20
+_PLAIN = {"RGBA": "RGB", "CMYK": "RGB", "LA": "L"}  # modes of pictures; transparency is dropped
 _EXTENSIONS = 16 << 20  # bytes of header extensions, and of what may follow the voxels
 
 
@@ -177,12 +178,13 @@ _PACKED_MOST = 10_000
 _LZMA = 34925
 
 
-def read_picture(path: Path, ending: str, content: bytes | None = None) -> Array:
+def read_picture(path: Path, ending: str, content: bytes | None = None, *, indices: bool = False) -> Array:
     """One slice of one or three channels, or for TIFF a stack: (C, Z, H, W).
 
-    `content` is the content of the file, if already read.
+    `content` is the content of the file, if already read. `indices` keeps the numbers of a palette, which in a label
+    map are the classes; without it they become the palette's colours.
     """
-    data = _read_tiff(path, content) if ending in TIFF else _read_plain(path, content)
+    data = _read_tiff(path, content) if ending in TIFF else _read_plain(path, content, indices)
     if data.ndim == 2:
         array = data[None, None]
     elif data.ndim == 3 and data.shape[-1] in (3, 4) and data.shape[0] > 4:
@@ -263,18 +265,21 @@ def _plain_bytes(image: Any) -> int:
     return int(image.width * image.height * len(image.getbands()) * depth)
 
 
-def _read_plain(path: Path, content: bytes | None) -> Array:
+def _read_plain(path: Path, content: bytes | None, indices: bool) -> Array:
     with _open_plain(path, content) as image:
-        require_size(path, _plain_bytes(image))
+        coloured = image.mode == "P" and not indices
+        require_size(path, _plain_bytes(image) * (3 if coloured else 1))
         if image.format == "JPEG" and image.getexif().get(_ORIENTATION, 1) != 1:
             raise PclmixError(f"{path} says in its EXIF data that it is to be turned; save it upright")
-        return _plain_array(image)
+        if not coloured:
+            return _plain_array(image, _PLAIN.get(image.mode, image.mode))
+        rgb = _plain_array(image, "RGB")
+        grey = all(np.array_equal(rgb[..., 0], rgb[..., k]) for k in (1, 2))
+        return rgb[..., 0] if grey else rgb
 
 
-def _plain_array(image: Any) -> Array:
+def _plain_array(image: Any, mode: str) -> Array:
     """The pixels, a few rows at a time: converting the whole picture would take twice the memory."""
-    # Transparency is dropped; a palette holds label numbers (so label tools write them): its indices are kept.
-    mode = {"RGBA": "RGB", "CMYK": "RGB", "LA": "L"}.get(image.mode, image.mode)
     rows = max(1, _CHUNK // (16 * max(1, image.width)))
     array = None
     for top in range(0, image.height, rows):

@@ -142,7 +142,7 @@ def read_labels(path: Path, content: bytes | None = None) -> tuple[npt.NDArray[n
     path = Path(path)
     if image_ending_of(path) in PHOTOS:
         raise PclmixError(f"{path}: JPEG changes label values; save label maps as PNG")
-    array, geometry = _read(path, require_ending(path), content)
+    array, geometry = _read(path, require_ending(path), content, indices=True)
     if array.shape[0] == 3 and (array == array[:1]).all():
         array = array[:1]
     if array.shape[0] != 1:
@@ -207,19 +207,19 @@ def _is_nifti(ending: str) -> bool:
     return ending.startswith(".nii")
 
 
-def _read(path: Path, ending: str, content: bytes | None) -> tuple[Array, Geometry]:
-    """(C, Z, H, W) and geometry."""
-    array, geometry = _guarded(path, ending, lambda: _read_any(path, ending, content))
+def _read(path: Path, ending: str, content: bytes | None, *, indices: bool = False) -> tuple[Array, Geometry]:
+    """(C, Z, H, W) and geometry; `indices` as in `read_picture`."""
+    array, geometry = _guarded(path, ending, lambda: _read_any(path, ending, content, indices))
     if array.size == 0:
         raise PclmixError(f"{path} is empty: its shape is {array.shape[1:]} (Z, H, W)")
     return array, geometry
 
 
-def _read_any(path: Path, ending: str, content: bytes | None) -> tuple[Array, Geometry]:
+def _read_any(path: Path, ending: str, content: bytes | None, indices: bool) -> tuple[Array, Geometry]:
     if _is_nifti(ending):
         array, spacing, header = read_nifti(path, content)
         return array, Geometry((array.shape[1], array.shape[2], array.shape[3]), spacing, header)
-    array, found = read_picture(path, ending, content), _sidecar_spacing(path)
+    array, found = read_picture(path, ending, content, indices=indices), _sidecar_spacing(path)
     shape = (array.shape[1], array.shape[2], array.shape[3])
     return array, Geometry(shape, found or (1.0, 1.0, 1.0), unit="mm" if found else "px")
 
