@@ -157,6 +157,31 @@ def test_failed_save_is_shown_until_resolved(dataset, serve, open_page):
     notice.wait_for(state="hidden")
     wait_saved(page)
     assert not np.array_equal(labels_of(dataset, "case1"), before)
+    message = "internal error (KeyError); the terminal of pclmix serve shows the traceback"
+    page.evaluate("p => import('./dialogs.js').then((d) => d.alarm(p))", {"message": message, "status": 500})
+    assert notice.inner_text().count("terminal") == 1
+
+
+def test_a_stroke_ends_when_a_notice_moves_the_image(tmp_path, serve, open_page):
+    root, shape = tmp_path / "set", (1, 120, 160)
+    one_voxel(root, np.eye(4), shape, (0, 0, 0))
+    page = open_page(serve(root).url)
+    box = page.locator("#canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.locator("#pen").fill("1")
+    page.mouse.move(x - 60, y)
+    page.mouse.down()
+    page.mouse.move(x, y, steps=5)
+    page.evaluate("import('./dialogs.js').then((d) => d.alarm({ message: 'the disk is full', status: 507 }, () => {}))")
+    page.wait_for_function("h => document.getElementById('canvas').clientHeight < h", arg=box["height"] - 20)
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    page.mouse.move(x + 60, y, steps=5)
+    page.mouse.up()
+    wait_saved(page)
+    rows, columns = np.nonzero(labels_of(root, "case")[0] == 1)
+    assert len(rows)
+    assert len(set(rows)) == 1
+    assert columns.min() >= shape[2] // 2 - 1  # columns run towards the right of the patient, on the left
 
 
 def test_first_picture_sets_the_type_of_an_empty_dataset(tmp_path, serve, open_page):
@@ -197,6 +222,8 @@ def test_suggestions_are_distinct_places_with_reasons(tmp_path, serve, open_page
     assert [int(re.search(r"Slice (\d+)", text)[1]) for text in texts] == [2, 5]
     assert all("background or one" in text and re.search("[mc]m²", text) for text in texts)
     assert all("no strokes" in text for text in texts)
+    assert ["anterior" in text for text in texts] == [False, True]  # rows run towards anterior, columns to the right
+    assert [re.search(r"right|left", text)[0] for text in texts] == ["right", "left"]
     buttons.nth(1).click()
     page.wait_for_timeout(500)
     assert page.locator("#corner").inner_text() == "Slice 5 of 6"
@@ -208,6 +235,17 @@ def test_suggestions_are_distinct_places_with_reasons(tmp_path, serve, open_page
     assert z == 5
     assert 18 <= x <= 30
     assert 48 <= y <= 58
+
+
+def test_suggestions_on_pictures_say_where(tmp_path, serve, open_page):
+    root = pictures(tmp_path / "set", (80, 120), 1)
+    doubt = np.zeros((1, 80, 120))
+    doubt[0, 15:25, 90:102], doubt[0, 35:45, 54:66], doubt[0, 58:66, 15:25] = 1, 0.9, 0.8
+    predict_by_hand(root, "photo1", np.zeros((1, 80, 120)), doubt)
+    page = open_page(serve(root).url)
+    page.locator(".places button").first.wait_for()
+    texts = page.locator(".places small").all_inner_texts()
+    assert [text.split(";")[0] for text in texts] == ["upper right", "centre", "lower left"]
 
 
 def test_overlays_do_not_hide_the_image(tmp_path, serve, open_page):

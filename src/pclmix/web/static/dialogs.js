@@ -25,7 +25,7 @@ export function alarm(problem, again) {
   box.hidden = !problem;
   if (!problem) { box.replaceChildren(); return; }
   const kept = "Your strokes are kept in this page, and saving is retried every few seconds; keep the page open.";
-  const text = `${sentence(problem.message)} ${problem.lost ? "These strokes cannot be saved." : `${WAY_OUT[problem.status] ?? ""} ${kept}`}`;
+  const text = `${sentence(problem.message)} ${problem.lost ? "These strokes cannot be saved." : `${/terminal/.test(problem.message) ? "" : WAY_OUT[problem.status] ?? ""} ${kept}`}`;
   if (box.dataset.text === text && box.childElementCount) return; // announce once, not on every retry
   box.dataset.text = text;
   box.replaceChildren(make("b", {}, "Your last strokes are not saved."), make("span", {}, text),

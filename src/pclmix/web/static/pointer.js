@@ -21,6 +21,8 @@ export class Pointer {
     canvas.addEventListener("contextmenu", (e) => e.preventDefault());
     canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
     canvas.addEventListener("blur", () => this.endKeys());
+    // A stroke ends where the image moves under the pointer, as when a notice appears above it.
+    new ResizeObserver(() => { if (this.mode === "draw") this.stopDrawing(false); }).observe(canvas);
     this.rolled = 0;
   }
 

@@ -4,6 +4,10 @@ import { bytes, caseUrl, get } from "./api.js";
 import { make, toast } from "./dialogs.js";
 import { read } from "./viewer.js";
 
+const SIDES = [["left", "right"], ["posterior", "anterior"], ["inferior", "superior"]]; // low and high ends of RAS axes
+const EDGES = [["left", "right"], ["upper", "lower"]]; // of the screen, across and down
+const NEAR_CENTRE = 1 / 8; // of the image's size
+
 export class Review {
   constructor(box, context, accept) {
     Object.assign(this, { box, context, accept }); // context: viewer, strokes, classes, picture, go(voxel)
@@ -104,6 +108,16 @@ export class Review {
     mark.style.transform = `translate(${x}px, ${y}px)`;
   }
 
+  // Where a place is in its slice: towards which sides of the patient, or of the picture.
+  side({ x, y, z }) {
+    const { viewer } = this.context, { grid } = viewer, words = [], axes = viewer.tiles[0]?.axes ?? [];
+    for (const { axis, across, scale } of [...axes].sort((a, b) => b.across - a.across)) {
+      const share = (grid.along(axis, [x, y, z]) + 0.5) / grid.ras[axis] - 0.5, end = viewer.oriented && !this.context.picture ? SIDES[axis] : EDGES[across];
+      if (Math.abs(share) > NEAR_CENTRE) words.push(end[Number((end === EDGES[across] ? share * scale : share) > 0)]);
+    }
+    return words.join(" ") || "centre";
+  }
+
   // The reason for a suggestion in a few words.
   reason({ pixels, stroke, slices }) {
     const { viewer } = this.context, [p, q] = viewer.grid.plane(), square = pixels * viewer.spacing[p] * viewer.spacing[q];
@@ -117,7 +131,7 @@ export class Review {
     const { classes, viewer } = this.context, names = place.classes.map((k) => classes[k].name).join(" or ");
     const where = viewer.grid.slices > 1 ? `Slice ${place.z + 1}: ` : `Place ${i + 1}: `;
     const button = make("button", { onclick: () => this.goTo(i) },
-      make("span", {}, `${where}${names}${place.classes.length > 1 ? "?" : ""}`), make("small", {}, this.reason(place)));
+      make("span", {}, `${where}${names}${place.classes.length > 1 ? "?" : ""}`), make("small", {}, `${this.side(place)}; ${this.reason(place)}`));
     button.setAttribute("aria-current", String(i === this.at));
     return make("li", {}, button);
   }
