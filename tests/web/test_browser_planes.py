@@ -227,6 +227,38 @@ def test_ct_presets(channel, tmp_path, serve, open_page):
     assert page.locator("#preset").input_value() == "Automatic"
 
 
+OVERLAPS = """(selector) => {
+  const texts = [...document.querySelectorAll(selector)].map((n) => [n.textContent, n.getBoundingClientRect()]);
+  return texts.flatMap(([one, a], i) => texts.slice(i + 1)
+    .filter(([, b]) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)
+    .map(([other]) => `${one} / ${other}`));
+}"""
+
+
+#: Whether the four letters of one plane are where the size of the canvas puts them.
+AT_THE_EDGES = """() => {
+  const sides = [...document.querySelectorAll("#hud .side")], box = document.getElementById("canvas");
+  const most = (name) => Math.max(...sides.map((n) => Number(n.getAttribute(name))));
+  const ends = [most("x") - box.clientWidth, most("y") - box.clientHeight];
+  return sides.length === 4 && ends.every((end) => Math.abs(end + 16) < 2);
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1000, 1100, 1440])
+def test_titles_and_toasts_leave_the_letters_readable(width, tmp_path, serve, open_page):
+    one_voxel(tmp_path / "set", np.diag([1.0, 1.0, 20.0, 1.0]), (12, 300, 300), (2, 2, 2))
+    page = open_page(serve(tmp_path / "set").url)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function(AT_THE_EDGES)
+    page.evaluate("import('./dialogs.js').then((d) => d.toast('Training has finished.', true))")
+    page.locator("#toasts p").wait_for()
+    assert page.evaluate(OVERLAPS, "#hud .side, #toasts p") == []
+    page.keyboard.press("p")
+    page.wait_for_function("document.querySelectorAll('#hud .tile').length === 3")
+    assert page.locator("#hud .side").count() == 12
+    assert page.evaluate(OVERLAPS, "#hud text") == []
+
+
 def test_pictures_have_one_plane(tmp_path, serve, open_page):
     page = open_page(serve(pictures(tmp_path / "set")).url)
     assert page.locator("#planes").is_hidden()

@@ -6,6 +6,7 @@ const BAR = 110; // maximum length of the scale bar in pixels
 const HOLE = 9; // radius in pixels around the voxel left free by the crosshair
 const MARGIN = 16;
 const NARROW = 260; // planes narrower than this, in pixels, have no room for their name
+const GLYPH = 7.5; // pixels per character of a title, at most
 
 const element = (tag, attributes, text) => {
   const node = document.createElementNS(SVG, tag);
@@ -35,7 +36,8 @@ export class Hud {
         parts.push(element("rect", { x: left + 0.5, y: top + 0.5, width: width - 1, height: height - 1, class: "tile" }));
         const along = viewer.grid.axis[plane.depth], place = `${viewer.cross[along] + 1} of ${viewer.grid.dims[along]}`;
         const title = width < NARROW ? place : `${viewer.oriented ? NAMES[plane.depth] : "Plane"} ${place}`;
-        parts.push(element("text", { x: left + 8, y: top + (width < NARROW ? 38 : 20), class: "note" }, title));
+        const lower = 8 + GLYPH * title.length > width / 2 - MARGIN; // below the letter at the top
+        parts.push(element("text", { x: left + 8, y: top + (lower ? 44 : 20), class: "note" }, title));
       }
       if (tiles.length > 1 || this.context.crosshair()) parts.push(...this.cross(plane));
       if (!picture && viewer.oriented) {
