@@ -257,6 +257,11 @@ def test_titles_and_toasts_leave_the_letters_readable(width, tmp_path, serve, op
     page.wait_for_function("document.querySelectorAll('#hud .tile').length === 3")
     assert page.locator("#hud .side").count() == 12
     assert page.evaluate(OVERLAPS, "#hud text") == []
+    box = page.locator("#canvas").bounding_box()
+    left, top, across, down = tiles(page)[0]
+    page.mouse.move(box["x"] + left + across / 2, box["y"] + top + down / 2)
+    page.locator("#readout").wait_for()
+    assert page.evaluate(OVERLAPS, "#hud .note.middle, #readout") == []
 
 
 def test_pictures_have_one_plane(tmp_path, serve, open_page):

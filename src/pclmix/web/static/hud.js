@@ -53,7 +53,7 @@ export class Hud {
       const [left, top, width, height] = tiles[0].box;
       this.readout.style.left = `${left + 12}px`;
       this.readout.style.maxWidth = `${width - 24}px`;
-      this.readout.style.bottom = `${this.svg.clientHeight - top - height + 30}px`;
+      this.readout.style.bottom = `${this.svg.clientHeight - top - height + 40}px`; // above letter and scale bar
     }
     const drawn = sides + parts.map((part) => part.outerHTML).join("");
     if (drawn !== this.drawn) { // painting it anew takes longer than comparing
