@@ -411,6 +411,22 @@ def test_slow_but_steady_upload_is_accepted(page, monkeypatch):
     assert answer.json()["cases"] == ["slow"]
 
 
+def test_refused_request_with_an_invalid_body_is_answered_once(page, caplog):
+    """The header is refused by the application, the body by the server, both before the connection is closed."""
+    host, port = page.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(
+            b"POST /api/jobs/train HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
+        )
+        answer = b""
+        while chunk := connection.recv(4096):
+            answer += chunk
+    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert page.client.get("/api/dataset").status_code == 200
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_client_that_leaves_in_the_middle_of_an_upload(page, caplog):
     """The server prints no traceback, keeps nothing, and goes on."""
     before = listing(page.root)

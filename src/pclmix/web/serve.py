@@ -80,6 +80,9 @@ class PatientProtocol(H11Protocol):
             super().send_400_response(msg)
         except h11.LocalProtocolError:
             self.transport.close()
+        if self.cycle is not None and not self.cycle.response_complete:  # the application's own answer is dropped
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def shutdown(self) -> None:
         """End an event stream, which would otherwise be cancelled with a traceback."""
