@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,18 @@ def test_deflated_files_are_refused_before_they_are_inflated(tmp_path: Path, mon
     monkeypatch.setattr(pydicom, "dcmread", lambda *_, **__: pytest.fail("inflated"))
     with pytest.raises(PclmixError, match=rf"{path.name}: deflated DICOM is not supported"):
         dicom.read_series(tmp_path / "s")
+
+
+def test_length_of_a_damaged_element_is_not_allocated(tmp_path: Path) -> None:
+    """One element claims 4 GB in a file of 856 bytes."""
+    shutil.copy(Path(__file__).parents[1] / "fuzz" / "corpus" / "dicom" / "found-length.dcm", tmp_path / "a.dcm")
+    tracemalloc.start()
+    try:
+        with pytest.raises(PclmixError, match=re.escape(str(tmp_path))):
+            dicom.read_series(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_prediction_from_a_series(tmp_path: Path, lively_model: Path) -> None:

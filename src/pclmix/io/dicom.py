@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,21 +55,28 @@ def read_series(folder: Path) -> Series:
         raise PclmixError(f"{folder} cannot be read as a DICOM series: {error}; export it again") from error
 
 
-def require_plain(path: Path) -> None:
-    """Refuse a deflated file: inflated as a whole, a small one could fill the memory before its header is known."""
+def read_file(path: Path, *, pixels: bool = True) -> Any:
+    """The dataset of one DICOM file.
+
+    A deflated file is refused: inflated as a whole, a small one could fill the memory before its header is known. The
+    file is mapped, since reading a file object allocates the length that a damaged element claims.
+    """
+    import pydicom
     from pydicom.filereader import read_file_meta_info
 
-    if str(read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
-        raise PclmixError("deflated DICOM is not supported; export it uncompressed")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        named = content.find(_DEFLATED.encode()) >= 0
+        if named and str(read_file_meta_info(path).get("TransferSyntaxUID", "")) == _DEFLATED:
+            raise PclmixError("deflated DICOM is not supported; export it uncompressed")
+        return pydicom.dcmread(content, stop_before_pixels=not pixels)  # type: ignore[arg-type]
 
 
 def _read_series(folder: Path) -> Series:
-    pydicom = need_extra("pydicom", "dicom", f"{folder}: reading DICOM")
+    need_extra("pydicom", "dicom", f"{folder}: reading DICOM")
     found = []
     for path in sorted(p for p in folder.iterdir() if p.is_file() and _is_dicom(p)):
         try:
-            require_plain(path)
-            found.append((path, pydicom.dcmread(path)))
+            found.append((path, read_file(path)))
         except PclmixError as error:
             raise PclmixError(f"{path}: {error}") from None
         except Exception as error:  # pydicom raises many types of errors for damaged files

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pclmix.errors import PclmixError
-from pclmix.io.dicom import convert_series, require_plain
+from pclmix.io.dicom import convert_series, read_file
 
 NEEDED = (
     "DICOM needs the extra 'dicom': pip install '.[dicom]' in a clone of pclmix, or pip install pydicom highdicom; "
@@ -113,14 +113,11 @@ def names(series: Sequence[Found]) -> list[str]:
 
 def _sort(files: Sequence[Dropped], notes: list[str]) -> list[Found]:
     """Files grouped by series, ordered by folder; files without pixels are skipped."""
-    import pydicom
-
     found: dict[str, Found] = {}
     bad: list[str] = []
     for file in sorted(files, key=lambda f: (f.folders, f.name)):
         try:
-            require_plain(file.path)
-            head = pydicom.dcmread(file.path, stop_before_pixels=True)
+            head = read_file(file.path, pixels=False)
             uid, size = str(head.get("SeriesInstanceUID", "")), _pixel_bytes(head)
             if not uid and "DirectoryRecordSequence" not in head:
                 raise PclmixError("it has no SeriesInstanceUID")
