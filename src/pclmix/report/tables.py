@@ -7,6 +7,7 @@ import dataclasses
 import io
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -131,8 +132,9 @@ def _is_evaluation(content: Any) -> bool:
 def _predictions(path: Path, summary: Summary) -> Path | None:
     folder = path if path.is_dir() else path.parent
     for candidate in (folder / "predictions", folder, Path(summary.prediction) if summary.prediction else folder):
-        if candidate.is_dir() and any(ending_of(file) for file in candidate.glob("[!.]*")):
-            return candidate
+        with suppress(OSError, ValueError):  # the summary may name anything
+            if candidate.is_dir() and any(ending_of(file) for file in candidate.glob("[!.]*")):
+                return candidate
     return None
 
 

@@ -128,9 +128,12 @@ class Checkpoint(_Part):
         """Validate a dictionary loaded from `path`; the error names the file and the key."""
         if not isinstance(content, dict) or "format" not in content:
             raise PclmixError(f"{path} is not a checkpoint of pclmix: it has no key 'format'")
-        if type(content["format"]) is not int or content["format"] != FORMAT:
+        found = content["format"]
+        if type(found) is not int:
+            raise PclmixError(f"{path}: key 'format' is not a number; train again or use another")
+        if found != FORMAT:
             raise PclmixError(
-                f"{path} was written by pclmix {content.get('version')} in checkpoint format {content['format']}; "
+                f"{path} was written by pclmix {str(content.get('version'))[:40]} in checkpoint format {found}; "
                 f"this version reads format {FORMAT}: install that version or train again"
             )
         try:
