@@ -1,7 +1,8 @@
-"""Threads: how many numerical libraries use, and work on many files at once."""
+"""Threads: how many numerical libraries use, their share of the heap, and work on many files at once."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,20 @@ def thread_settings(processes: int = 1) -> dict[str, str]:
     threads = int(allowed) if allowed.isdecimal() else available_cores()
     policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
     return {"OMP_WAIT_POLICY": policy, "OMP_NUM_THREADS": str(max(1, threads // processes))}
+
+
+def limit_heaps() -> bool:
+    """For servers: two heaps for all threads, and freed images go back to the system; whether that is possible here.
+
+    By default glibc has eight heaps per core, and the size from which memory is returned grows with what is freed, so
+    that a server with many threads grows for a long time. Call it before threads are started.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # not glibc
+        return False
+    settings = {-8: 2, -3: 256 << 10, -1: 128 << 10}  # M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+    return {mallopt(key, value) for key, value in settings.items()} == {1}
 
 
 def available_cores() -> int:

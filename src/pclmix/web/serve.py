@@ -28,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pclmix.data.dataset import IMAGES, SCRIBBLES
 from pclmix.errors import PclmixError
 from pclmix.io.files import read_json, write_json
+from pclmix.io.threads import limit_heaps
 from pclmix.web.archives import Limits, MiB
 from pclmix.web.common import Bench, add_error_answers
 from pclmix.web.jobs import Jobs
@@ -271,6 +272,7 @@ def run_server(
     monailabel: bool = False,
 ) -> None:
     """Serve the workbench of a dataset until Ctrl-C. A running job continues and is found by the next server."""
+    limit_heaps()
     if classes is not None:
         make_dataset(root, classes)
     rules = Rules.of(host, monailabel=monailabel)
