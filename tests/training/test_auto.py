@@ -130,6 +130,12 @@ def test_minutes_are_above_0(minutes: float, tmp_path: Path) -> None:
         TrainRequest(tmp_path, tmp_path / "run", minutes=minutes)
 
 
+@pytest.mark.parametrize("key", ["engine.iterations", "engine.seconds"])
+def test_minutes_beside_another_length_are_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(PclmixError, match=rf"--minutes 1 and {key}"):
+        TrainRequest(tmp_path, tmp_path / "run", minutes=1, overrides=(f"{key}=5",))
+
+
 def test_seconds_are_planned_for() -> None:
     assert minutes_of((), None) is None
     assert minutes_of(("engine.seconds=54",), None) == pytest.approx(1.0)

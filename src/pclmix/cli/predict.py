@@ -106,7 +106,8 @@ def predict(
         note = f"note: the model was trained on {outcome.trained_on} of these cases"
         Console(stderr=True).print(note, highlight=False)
     skipped = f", {len(outcome.skipped)} were there already" if outcome.skipped else ""
-    typer.echo(f"{len(outcome.done)} predicted{skipped}: {out}")
+    if outcome.done or outcome.skipped:
+        typer.echo(f"{len(outcome.done)} predicted{skipped}: {out}")
     outcome.require_good()
 
 

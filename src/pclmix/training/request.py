@@ -50,6 +50,11 @@ class TrainRequest:
             _require_integer("fold", self.fold)
         if self.minutes is not None:
             require_minutes(self.minutes)
+            for key in ("engine.iterations", "engine.seconds"):
+                if any(word.partition("=")[0] == key for word in self.overrides):
+                    raise PclmixError(
+                        f"--minutes {self.minutes:g} and {key}: the minutes set the length; give one of them"
+                    )
         _require_integer("devices", self.devices)
         _require_integer("nodes", self.nodes)
 
