@@ -281,7 +281,7 @@ def load_weights(net: M, state: dict[str, Tensor], checkpoint: Checkpoint) -> M:
     kinds = {name: tensor.is_floating_point() for name, tensor in net.state_dict().items()}
     try:
         for name, tensor in state.items():
-            if tensor.is_floating_point() != kinds.get(name, tensor.is_floating_point()):
+            if kinds.get(name, False) and not tensor.is_floating_point():
                 raise RuntimeError(f"{name} is of type {tensor.dtype}".replace("torch.", ""))  # would be converted
         net.load_state_dict(state)
     except RuntimeError as error:
