@@ -364,8 +364,9 @@ def read_calibration(path: Path, identity: str, *, warn: bool = True) -> dict[st
         )
         return {}
     for key in ("temperature", "mean_temperature"):
-        value = content.get(key)
-        if value is not None and not is_temperature(value):
+        value = content.get(key, 1.0)
+        absent = value is None and key == "mean_temperature"  # the model has one decoder
+        if not absent and not is_temperature(value):
             raise PclmixError(f"{found}: {key}={value!r} must be a number above 0; run `pclmix calibrate --overwrite`")
     return content
 
